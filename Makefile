@@ -1,0 +1,38 @@
+# Every target sets up `.venv` by itself; it is made anew when pyproject.toml changes.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test test-all bench lint format clean
+
+demo: $(READY)
+	$(BIN)/antiphase doctor
+	$(BIN)/antiphase bench attention --length 512 --length 2048 --dtype fp32 --dtype bf16 --rounds 5 \
+	  --json runs/demo/bench.json --plot runs/demo/bench.png
+	$(BIN)/python examples/maps.py runs/demo/maps.png
+
+test: lint
+	$(BIN)/pytest
+
+test-all: lint
+	$(BIN)/pytest -m ""
+
+bench: $(READY)
+	$(BIN)/antiphase bench attention --json runs/bench.json --plot runs/bench.png
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv runs .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --editable ".[dev]"
+	touch $@

@@ -1,0 +1,112 @@
+"""Show a benchmark: a table on the terminal, a plot of ratios against the length."""
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from antiphase.benchmarks.attention import FUSED, STANDARD, Cell, Row
+
+
+def _ratio(row: Row, clock: str) -> str:
+    r = getattr(row, clock)
+    return f"{r.median:.2f} ({r.low:.2f}-{r.high:.2f})"
+
+
+def print_machine(console: Console, about: dict[str, Any]) -> None:
+    """Print what the figures are measured on."""
+    rates = ", ".join(
+        f"{name} {rate:.0f}" if isinstance(rate, float) else str(rate)
+        for name, rate in about["micro_kernels_gflops"].items()
+    )
+    console.print(f"[bold]{about['cpu']}[/], {about['capability']}, torch {about['torch']}")
+    console.print(f"micro-kernels, GFLOP/s of a tile on one thread: {rates}")
+    if about["onednn_cap"]:
+        console.print(f"oneDNN is capped at {about['onednn_cap']}: its AMX code dies here")
+
+
+def print_cell(console: Console, cell: Cell) -> None:
+    """Print one cell as a table: ratios to standard attention, lower is better."""
+    s = cell.setting
+    shape = f"{s.batch}x{s.heads}x{s.width}, " + ("causal" if s.causal else "full")
+    rows = "" if s.queries is None else f", {s.queries} query rows"
+    table = Table(
+        title=f"{s.dtype}, T = {s.length}{rows}, {s.threads} thread(s), {shape}; "
+        f"GEMM {cell.gemm_gflops:.0f} GFLOP/s",
+        title_justify="left",
+    )
+    table.add_column("alternative")
+    for name in ("wall ratio (quartiles)", "CPU ratio (quartiles)", "ms", "GFLOP/s", "of GEMM"):
+        table.add_column(name, justify="right")
+    table.add_column("peak MB", justify="right")
+    for title, backward in (("forward", False), ("forward + backward", True)):
+        chosen = [row for row in cell.rows if row.backward == backward]
+        if not chosen:
+            continue
+        table.add_section()
+        table.add_row(f"[bold]{title}")
+        for row in chosen:
+            style = "green" if row.name == FUSED else "dim" if row.name == STANDARD else None
+            peak = "-" if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.0f}"
+            table.add_row(
+                row.name,
+                _ratio(row, "wall"),
+                _ratio(row, "cpu"),
+                f"{row.milliseconds:.1f}",
+                f"{row.gflops:.0f}",
+                f"{row.gflops / cell.gemm_gflops:.0%}",
+                peak,
+                style=style,
+            )
+    console.print(table)
+
+
+def plot(cells: list[Cell], path: Path) -> None:
+    """Draw the wall-time ratio to standard attention against the length, a panel a kind of cell."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    kinds = sorted(
+        {(c.setting.dtype, c.setting.threads, r.backward) for c in cells for r in c.rows},
+        key=lambda kind: (kind[0] != "fp32", kind[1], kind[2]),
+    )
+    columns = min(len(kinds), 4)
+    lines = -(-len(kinds) // columns)
+    figure, axes = plt.subplots(
+        lines, columns, figsize=(4.2 * columns, 3.6 * lines), squeeze=False, sharey=True
+    )
+    names = list(dict.fromkeys(r.name for c in cells for r in c.rows))
+    markers = dict(zip(names, "osD^vP*X", strict=False))
+    for axis, (dtype, threads, backward) in zip(axes.flat, kinds, strict=False):
+        for name in names:
+            points = sorted(
+                (c.setting.length, r.wall.median)
+                for c in cells
+                for r in c.rows
+                if (c.setting.dtype, c.setting.threads, r.backward, r.name)
+                == (dtype, threads, backward, name)
+            )
+            width = 2.6 if name == FUSED else 1.2
+            axis.plot(*zip(*points, strict=True), marker=markers[name], label=name, linewidth=width)
+        part = "forward + backward" if backward else "forward"
+        axis.set_title(f"{dtype}, {threads} thread(s), {part}", fontsize=9)
+        axis.set(xscale="log", yscale="log", xlabel="length T")
+        lengths = sorted({c.setting.length for c in cells})
+        axis.set_xticks(lengths, [str(n) for n in lengths], minor=False)
+        axis.set_xticks([], minor=True)
+        axis.set_yticks([0.25, 0.5, 1, 2, 4, 8], ["0.25", "0.5", "1", "2", "4", "8"])
+        axis.set_yticks([], minor=True)
+        axis.axhline(1.0, color="0.6", linewidth=0.8, zorder=0)
+        axis.grid(alpha=0.25)
+    for axis in list(axes.flat)[len(kinds) :]:
+        axis.set_visible(False)
+    for line in axes:
+        line[0].set_ylabel("time / standard attention")
+    axes.flat[0].legend(fontsize=7)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)

@@ -1,0 +1,137 @@
+"""The `antiphase` command. Commands are thin: they read options, call the package and print."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(
+    help="Noise-cancelling (differential) attention for PyTorch.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+bench = typer.Typer(help="Measure ratios against peers.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+console = Console()
+
+
+@bench.command("attention")
+def bench_attention(
+    dtype: Annotated[list[str], typer.Option(help="fp32, bf16 or fp16; repeat for several")] = [
+        "fp32",
+        "bf16",
+    ],
+    length: Annotated[list[int], typer.Option(help="keys; repeat for several")] = [
+        512,
+        2048,
+        4096,
+        8192,
+    ],
+    threads: Annotated[
+        Optional[list[int]], typer.Option(help="threads; default 1 and all cores")
+    ] = None,
+    queries: Annotated[
+        Optional[int], typer.Option(help="query rows, 1 for decoding; default: as many as keys")
+    ] = None,
+    backward: Annotated[bool, typer.Option(help="measure forward + backward, too")] = True,
+    causal: Annotated[bool, typer.Option(help="causal attention")] = True,
+    heads: Annotated[int, typer.Option(help="heads of standard attention, even")] = 16,
+    width: Annotated[int, typer.Option(help="width of a head")] = 64,
+    batch: Annotated[int, typer.Option(help="sequences in a batch")] = 1,
+    rounds: Annotated[int, typer.Option(help="rounds that count")] = 7,
+    json_file: Annotated[
+        Optional[Path], typer.Option("--json", help="write everything measured here")
+    ] = None,
+    plot: Annotated[
+        Optional[Path], typer.Option(help="draw ratios against the length (PNG, SVG, PDF)")
+    ] = None,
+) -> None:
+    """Differential attention beside standard attention of equal parameters."""
+    from rich.progress import Progress
+
+    from antiphase.benchmarks import attention, report
+    from antiphase.ops.fused_cpu.cpu import guard_bf16
+
+    for name in dtype:
+        if name not in attention.DTYPES:
+            _fail(f"--dtype: got {name!r}, allowed are {', '.join(attention.DTYPES)}")
+    for option, value in (("length", min(length)), ("rounds", rounds), ("width", width)):
+        if value < 1:
+            _fail(f"--{option}: got {value}, expected at least 1")
+    if heads < 2 or heads % 2:
+        _fail(f"--heads: got {heads}, expected an even number (differential forms have half)")
+    guard_bf16()
+    threads = threads or sorted({1, os.cpu_count() or 1})
+    settings = [
+        attention.Setting(d, n, t, queries, heads, width, batch, causal)
+        for d in dtype
+        for t in threads
+        for n in length
+    ]
+    about = attention.machine()
+    report.print_machine(console, about)
+    cells = []
+    with Progress(console=console, transient=True) as progress:
+        steps = len(settings) * (rounds + 1) * (1 + backward)
+        task = progress.add_task("measuring", total=steps)
+        for setting in settings:
+            progress.update(
+                task, description=f"{setting.dtype}, T = {setting.length}, {setting.threads} thr."
+            )
+            cell = attention.measure_cell(
+                setting, backward=backward, rounds=rounds, tick=lambda: progress.advance(task)
+            )
+            cells.append(cell)
+            report.print_cell(console, cell)
+            if json_file is not None:  # after each cell: nothing is lost when it stops
+                json_file.parent.mkdir(parents=True, exist_ok=True)
+                json_file.write_text(json.dumps(attention.as_json(cells, about), indent=1))
+    if plot is not None:
+        report.plot(cells, plot)
+    for path in filter(None, (json_file, plot)):
+        console.print(f"wrote {path}")
+
+
+@app.command()
+def doctor() -> None:
+    """Say which kernels are active on this machine, and why."""
+    from antiphase.doctor import findings
+
+    for name, text in findings():
+        console.print(f"[bold]{name}[/]  {text}", highlight=False)
+
+
+@app.command("build-kernels")
+def build_kernels(
+    force: Annotated[bool, typer.Option(help="build even if they are there")] = False,
+) -> None:
+    """Build the C++ kernels ahead of their first use and try them on this machine."""
+    from antiphase.ops.fused_cpu import native
+
+    try:
+        path = native.build(force=force)
+        rates = native.library().rates
+    except native.Unavailable as reason:
+        _fail(f"the kernels could not be built: {reason}")
+    console.print(f"{path}: " + ", ".join(f"{k} {v:.0f} GFLOP/s" for k, v in rates.items()))
+
+
+def _fail(message: str) -> None:
+    typer.echo(f"antiphase: {message}", err=True)
+    raise typer.Exit(2)
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        typer.echo("antiphase: interrupted", err=True)
+        sys.exit(130)
+    except (ValueError, OSError) as error:
+        typer.echo(f"antiphase: {error}", err=True)
+        sys.exit(2)

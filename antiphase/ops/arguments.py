@@ -1,0 +1,201 @@
+"""Check and normalise the arguments that every backend shares.
+
+Backends receive tensors whose shapes, dtypes and devices are known to agree, `lam` as
+[B, H, Tq, 1] in the statistics' dtype, and `mask` as a 4-d tensor that broadcasts.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of one attention call, checked. `q2`, `k2` and `lam` are None for one map."""
+
+    q1: Tensor  # [B, H, Tq, d]
+    k1: Tensor  # [B, Hkv, Tk, d]
+    q2: Tensor | None  # [B, Hn, Tq, d2]
+    k2: Tensor | None  # [B, Hkv_n, Tk, d2]
+    v: Tensor  # [B, Hkv, Tk, dv]
+    lam: Tensor | None  # [B, H, Tq, 1], statistics' dtype
+    sink: Tensor | None  # [H], statistics' dtype
+    mask: Tensor | None  # [B|1, H|1, Tq|1, Tk|1], bool (True: may attend) or additive
+    causal: bool
+    scale1: float
+    scale2: float
+
+    @property
+    def pairs(self) -> list[tuple[Tensor, Tensor, float]]:
+        """Return (q, k, scale) of each map, the signal's first."""
+        both = [(self.q1, self.k1, self.scale1)]
+        if self.q2 is not None and self.k2 is not None:
+            both.append((self.q2, self.k2, self.scale2))
+        return both
+
+
+def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of softmax statistics: fp32, or fp64 for fp64 inputs."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def repeat_heads(t: Tensor, heads: int) -> Tensor:
+    """Repeat each head of [B, h, ...] so that there are `heads`: head i reads i // (heads / h)."""
+    return t if t.shape[1] == heads else t.repeat_interleave(heads // t.shape[1], dim=1)
+
+
+def causal_mask(rows: int, keys: int, device: torch.device, first_row: int = 0) -> Tensor:
+    """Return [rows, keys], True where a query may look; the last row sees every key.
+
+    With `first_row`, the rows are part of a longer query block that ends with the last key.
+    """
+    i = torch.arange(rows, device=device)[:, None] + first_row
+    return torch.arange(keys, device=device)[None, :] <= i
+
+
+def visible(a: Arguments) -> Tensor | None:
+    """Return where a query may look, broadcastable to [B, H, Tq, Tk]; None if everywhere."""
+    may = None
+    if a.causal:
+        Tq, Tk = a.q1.shape[2], a.k1.shape[2]
+        may = causal_mask(Tq, Tk, a.q1.device, Tk - Tq)
+    if a.mask is not None:
+        allowed = a.mask if a.mask.dtype == torch.bool else a.mask != -torch.inf
+        may = allowed if may is None else may & allowed
+    return may
+
+
+def check(
+    q1: Tensor,
+    k1: Tensor,
+    q2: Tensor | None,
+    k2: Tensor | None,
+    v: Tensor,
+    lam: Tensor | float | None,
+    sink: Tensor | None,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    scale2: float | None,
+) -> Arguments:
+    """Check one call's arguments and bring them into the form the backends expect."""
+    named = {"q1": q1, "k1": k1, "v": v}
+    if q2 is not None and k2 is not None:
+        named |= {"q2": q2, "k2": k2}
+    _check_tensors(named)
+    B, H, Tq, d = q1.shape
+    Hkv, Tk = k1.shape[1:3]
+    _expect("k1", k1, (B, "heads that divide q1's", "keys", d), k1.shape[0] == B, k1.shape[3] == d)
+    _divides("k1", Hkv, "q1", H)
+    _expect("v", v, (B, Hkv, Tk, "any"), v.shape[:3] == (B, Hkv, Tk))
+    if q2 is not None and k2 is not None:
+        d2 = q2.shape[3]
+        _expect("q2", q2, (B, "heads that divide q1's", Tq, "any"), q2.shape[::2] == (B, Tq))
+        _divides("q2", q2.shape[1], "q1", H)
+        ok = k2.shape[::2] == (B, Tk)
+        _expect("k2", k2, (B, "heads that divide q2's", Tk, d2), ok, k2.shape[3] == d2)
+        _divides("k2", k2.shape[1], "q2", q2.shape[1])
+    dtype = statistics_dtype(q1.dtype)
+    return Arguments(
+        q1=q1,
+        k1=k1,
+        q2=q2,
+        k2=k2,
+        v=v,
+        lam=None if lam is None else _check_lam(lam, (B, H, Tq), q1.device, dtype),
+        sink=None if sink is None else _check_sink(sink, H, q1.device, dtype),
+        mask=None if mask is None else _check_mask(mask, (B, H, Tq, Tk), q1.device),
+        causal=causal,
+        scale1=_check_scale("scale", scale, d),
+        scale2=_check_scale("scale2", scale2, d if q2 is None else q2.shape[3]),
+    )
+
+
+def _check_tensors(named: dict[str, Tensor]) -> None:
+    for name, t in named.items():
+        if not isinstance(t, Tensor):
+            raise ValueError(f"{name}: got {type(t).__name__}, expected a tensor")
+        if t.dim() != 4:
+            raise ValueError(
+                f"{name}: got shape {tuple(t.shape)}, expected 4 dimensions [B, heads, T, channels]"
+            )
+        if 0 in t.shape[1:]:
+            raise ValueError(f"{name}: got shape {tuple(t.shape)}, expected no empty dimension")
+    first = next(iter(named.values()))
+    if first.dtype not in DTYPES:
+        allowed = ", ".join(str(x) for x in DTYPES)
+        raise ValueError(f"q1: got dtype {first.dtype}, allowed are {allowed}")
+    for name, t in named.items():
+        if t.dtype != first.dtype:
+            raise ValueError(f"{name}: got dtype {t.dtype}, expected q1's dtype {first.dtype}")
+        if t.device != first.device:
+            raise ValueError(f"{name}: is on {t.device}, expected q1's device {first.device}")
+
+
+def _expect(name: str, t: Tensor, expected: tuple[object, ...], *conditions: bool) -> None:
+    if not all(conditions):
+        shape = "[" + ", ".join(str(x) for x in expected) + "]"
+        raise ValueError(f"{name}: got shape {tuple(t.shape)}, expected {shape}")
+
+
+def _divides(name: str, heads: int, of: str, total: int) -> None:
+    if total % heads:
+        raise ValueError(f"{name}: got {heads} heads, which do not divide {of}'s {total} heads")
+
+
+def _check_lam(
+    lam: Tensor | float, rows: tuple[int, int, int], device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    shape = (*rows, 1)
+    if not isinstance(lam, Tensor):
+        return torch.full((1, 1, 1, 1), float(lam), device=device, dtype=dtype).expand(shape)
+    if not lam.is_floating_point():
+        raise ValueError(f"lam: got dtype {lam.dtype}, expected a floating-point tensor or number")
+    if lam.device != device and lam.dim():
+        raise ValueError(f"lam: is on {lam.device}, expected q1's device {device}")
+    if not _broadcasts(lam.shape, shape):
+        raise ValueError(f"lam: got shape {tuple(lam.shape)}, expected one that broadcasts to "
+                         f"[B, H, Tq, 1] = {list(shape)}")  # fmt: skip
+    return lam.to(device=device, dtype=dtype).expand(shape)
+
+
+def _check_sink(sink: Tensor, heads: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    if not isinstance(sink, Tensor) or not sink.is_floating_point() or sink.shape != (heads,):
+        got = tuple(sink.shape) if isinstance(sink, Tensor) else type(sink).__name__
+        raise ValueError(f"sink: got {got}, expected a floating-point tensor of shape [{heads}]")
+    if sink.device != device:
+        raise ValueError(f"sink: is on {sink.device}, expected q's device {device}")
+    return sink.to(dtype)
+
+
+def _check_mask(mask: Tensor, shape: tuple[int, int, int, int], device: torch.device) -> Tensor:
+    if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(
+            f"mask: got {got}, expected a boolean (True: attend) or additive float tensor"
+        )
+    if mask.device != device:
+        raise ValueError(f"mask: is on {mask.device}, expected q1's device {device}")
+    if not _broadcasts(mask.shape, shape):
+        raise ValueError(f"mask: got shape {tuple(mask.shape)}, expected one that broadcasts to "
+                         f"[B, H, Tq, Tk] = {list(shape)}")  # fmt: skip
+    if mask.requires_grad:
+        raise ValueError("mask: requires grad, which is not supported; pass mask.detach()")
+    return mask.reshape((1,) * (4 - mask.dim()) + mask.shape)
+
+
+def _broadcasts(shape: torch.Size, to: tuple[int, ...]) -> bool:
+    pairs = zip(reversed(shape), reversed(to), strict=False)
+    return len(shape) <= len(to) and all(s in (1, t) for s, t in pairs)
+
+
+def _check_scale(name: str, scale: float | None, width: int) -> float:
+    if scale is None:
+        return 1.0 / math.sqrt(width)
+    if not scale > 0:
+        raise ValueError(f"{name}: got {scale}, expected a positive number or None for width**-0.5")
+    return float(scale)

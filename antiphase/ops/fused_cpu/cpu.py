@@ -1,0 +1,83 @@
+"""What this processor is, and whether PyTorch's own bf16 products survive on it.
+
+Some virtual machines announce matrix tiles (AMX) without the CPUID page that describes them. oneDNN
+then runs tile instructions unconfigured and the process dies of an illegal instruction in any bf16
+product. `guard_bf16` finds that out in a process of its own and caps oneDNN below tiles.
+"""
+
+import functools
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+
+ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
+ISA_WITHOUT_TILES = "AVX512_CORE_FP16"
+_PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); (a @ a).sum().item()"
+
+
+@functools.cache
+def cpu_text() -> str:
+    """Return the processor's name and feature flags, one line each."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return f"{platform.machine()}\n{platform.processor()}"
+    wanted = ("model name", "flags", "Features", "CPU implementer", "CPU part")
+    return "\n".join(line.split(":", 1)[-1].strip() for line in lines if line.startswith(wanted))
+
+
+def cpu_name() -> str:
+    """Return the processor's name for people."""
+    return cpu_text().splitlines()[0] if cpu_text() else platform.machine()
+
+
+def cpu_key() -> str:
+    """Return a short hash that differs between processors with different features."""
+    return hashlib.sha256(cpu_text().encode()).hexdigest()[:12]
+
+
+def cache_folder() -> Path:
+    """Return the folder for built kernels and probe results (`ANTIPHASE_CACHE` moves it)."""
+    if given := os.environ.get("ANTIPHASE_CACHE"):
+        return Path(given)
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "antiphase"
+
+
+@functools.cache
+def guard_bf16() -> str | None:
+    """Cap oneDNN where its bf16 products would kill the process; return the cap, None if unneeded.
+
+    Runs once a process and asks once a machine; call it before the first bf16 product.
+    """
+    if "amx_bf16" not in cpu_text().split() or os.environ.get(ISA_VARIABLE):
+        return None
+    note = cache_folder() / f"bf16-{torch.__version__}-{cpu_key()}"
+    try:
+        verdict = note.read_text()
+    except OSError:
+        verdict = ""
+    if verdict not in ("lives", "dies"):
+        probe = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, check=False)
+        verdict = "dies" if probe.returncode < 0 else "lives"
+        try:
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.write_text(verdict)
+        except OSError:
+            pass  # asked again next time
+    if verdict == "lives":
+        return None
+    os.environ[ISA_VARIABLE] = ISA_WITHOUT_TILES
+    warnings.warn(
+        "this machine announces AMX tiles that oneDNN cannot use (bf16 products die of an illegal "
+        f"instruction); antiphase set {ISA_VARIABLE}={ISA_WITHOUT_TILES} for this process",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return ISA_WITHOUT_TILES

@@ -1,0 +1,383 @@
+"""The C++ level: build `kernel.cpp`, prove it on this machine, call it.
+
+The library is built once for a source, compiler, PyTorch and instruction set, and lies in the cache
+folder beside a manifest with its checksum. Before first use on a processor it runs in a process of
+its own against the formula, so that a library this processor cannot run never enters ours. Whatever
+goes wrong raises `Unavailable` with the reason; the caller goes on with the Python level.
+"""
+
+import contextlib
+import ctypes
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from antiphase.ops.fused_cpu.cpu import cache_folder, cpu_key, guard_bf16
+
+SOURCE = Path(__file__).with_name("kernel.cpp")
+SWITCH = "ANTIPHASE_NATIVE"
+KERNELS = ("brgemm fp32", "brgemm bf16", "blas bf16")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MAX_DECODE_ROWS = 8
+_BUILD_SECONDS = 300
+_FLAGS = {
+    "AVX512": "-mavx512f -mavx512dq -mavx512vl -mavx512bw -mavx2 -mfma -mf16c",
+    "AVX2": "-mavx2 -mfma -mf16c",
+}
+
+
+class Unavailable(Exception):  # noqa: N818 (a state of the machine, not a fault)
+    """The C++ level cannot be used here; the message says why."""
+
+
+class View(ctypes.Structure):
+    """A [B, H, T, channels] tensor with adjacent channels (see kernel.cpp)."""
+
+    _fields_ = [("data", ctypes.c_void_p)] + [
+        (name, ctypes.c_int64) for name in ("batch", "head", "row")
+    ]
+
+
+_INTEGERS = "dtype kernel B H Hkv Tq Tk d1 d2 dv causal block_rows"
+_VIEWS = "q1 k1 q2 k2 v lam sink out lse1 lse2 dout dq1 dk1 dq2 dk2 dv_ dlam dsink"
+
+
+class Call(ctypes.Structure):
+    """The arguments of one call (see kernel.cpp)."""
+
+    _fields_ = (
+        [(name, ctypes.c_int64) for name in _INTEGERS.split()]
+        + [(name, ctypes.c_double) for name in ("scale1", "scale2")]
+        + [(name, View) for name in _VIEWS.split()]
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Library:
+    """The loaded kernels and what was measured of them on this processor."""
+
+    path: Path
+    handle: ctypes.CDLL
+    rates: dict[str, float]  # GFLOP/s of a tile, one thread, by micro-kernel
+
+    @property
+    def bf16_kernel(self) -> int:
+        """Return the index of the fastest micro-kernel for bf16 operands."""
+        return max(range(len(KERNELS)), key=lambda i: self.rates[KERNELS[i]])
+
+
+def compiler() -> str | None:
+    """Return the C++ compiler PyTorch's extensions would use, None if it is not there."""
+    return shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
+
+
+def command(cxx: str, output: Path) -> list[str]:
+    """Return the command that compiles the kernels for this PyTorch and instruction set."""
+    from torch.utils.cpp_extension import include_paths, library_paths
+
+    capability = torch.backends.cpu.get_cpu_capability()
+    defines = [f"-DCPU_CAPABILITY={capability}", f"-DCPU_CAPABILITY_{capability}"]
+    # The OpenMP runtime comes with PyTorch and is loaded already: compile for it, and link the
+    # system's by the same name, so that one pool of threads serves both.
+    return [
+        cxx,
+        *("-std=c++20", "-O3", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno"),
+        *_FLAGS.get(capability, "").split(),
+        *(defines if capability in _FLAGS else ["-DCPU_CAPABILITY=DEFAULT"]),
+        *(f"-I{path}" for path in include_paths()),
+        str(SOURCE),
+        *("-o", str(output)),
+        *(f"-L{path}" for path in library_paths()),
+        *("-ltorch_cpu", "-lc10"),
+    ]
+
+
+def library_path() -> Path:
+    """Return where the library for this source, PyTorch and instruction set lies in the cache."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    parts = (SOURCE.read_text(), torch.__version__, capability, *command("c++", Path("out"))[1:9])
+    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    return cache_folder() / "kernels" / f"antiphase_cpu_{key}.so"
+
+
+def build(*, force: bool = False, say: bool = True) -> Path:
+    """Compile the kernels into the cache unless they are there; return the library's path."""
+    path = library_path()
+    if not force and _whole(path):
+        return path
+    cxx = compiler()
+    if cxx is None:
+        raise Unavailable("no C++ compiler (c++, g++ or $CXX) was found")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _only_builder(path), tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            if not force and _whole(path):
+                return path  # another process was faster
+            if say:
+                print("antiphase: building the CPU kernels, once (about 20 s)", file=sys.stderr)
+            _compile(cxx, Path(scratch) / path.name, path)
+    except OSError as error:
+        raise Unavailable(
+            f"the cache folder {path.parent} cannot be written ({error.strerror or error}); "
+            "set ANTIPHASE_CACHE to a folder that can"
+        ) from error
+    return path
+
+
+def _compile(cxx: str, output: Path, path: Path) -> None:
+    run = subprocess.run(
+        command(cxx, output), capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False
+    )
+    if run.returncode:
+        lines = [line for line in run.stderr.splitlines() if "error" in line] or ["no message"]
+        raise Unavailable(f"{cxx} could not compile the kernels: {lines[0].strip()}")
+    manifest = output.with_suffix(".json")
+    manifest.write_text(json.dumps({"sha256": _checksum(output)}))
+    os.replace(output, path)
+    os.replace(manifest, path.with_suffix(".json"))
+
+
+def _checksum(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _whole(path: Path) -> bool:
+    """Tell whether the library is there and is what its manifest says."""
+    try:
+        manifest = json.loads(path.with_suffix(".json").read_text())
+        return bool(manifest["sha256"] == _checksum(path))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+@contextlib.contextmanager
+def _only_builder(path: Path) -> Iterator[None]:
+    """Hold the build lock; the system frees it when a builder dies."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks here: builders may meet, each replaces the file whole
+        yield
+        return
+    with open(path.with_suffix(".lock"), "w") as lock:
+        deadline = time.monotonic() + _BUILD_SECONDS
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise Unavailable("another process has been building for too long") from None
+                time.sleep(0.2)
+        yield
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    try:
+        handle = ctypes.CDLL(str(path))
+        handle.antiphase_rate.restype = ctypes.c_double
+        handle.antiphase_call_size.restype = ctypes.c_int64
+        size = handle.antiphase_call_size()
+    except (OSError, AttributeError) as error:
+        raise Unavailable(f"the library could not be loaded: {error}") from error
+    if size != ctypes.sizeof(Call):
+        raise Unavailable("the library has another interface than this package")
+    return handle
+
+
+def trial(path: Path) -> dict[str, float]:
+    """Load the library, time its micro-kernels and hold them against the formula (no fallback)."""
+    handle = _open(path)
+    rates = {name: float(handle.antiphase_rate(i)) for i, name in enumerate(KERNELS)}
+    if not rates[KERNELS[0]]:
+        raise Unavailable("this PyTorch has no fp32 micro-kernel (brgemm) on this processor")
+    library = Library(path, handle, rates)
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    q1, q2 = draw(1, 2, 70, 16), draw(1, 2, 70, 16)
+    k1, k2, v = draw(1, 1, 330, 16), draw(1, 1, 330, 16), draw(1, 1, 330, 24)
+    lam = draw(1, 2, 70, 1)
+    maps = [torch.softmax(q @ k.mT / 4, -1) for q, k in ((q1, k1), (q2, k2))]
+    expected = (maps[0] - lam * maps[1]) @ v
+    for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 5e-2)):
+        a, b, c, d, e = (x.to(dtype) for x in (q1, k1, q2, k2, v))
+        out, _, _ = forward(library, a, b, c, d, e, lam, None, False, 0.25, 0.25)
+        if not torch.allclose(out.float(), expected, atol=tolerance):
+            raise Unavailable(f"the kernels are wrong in {dtype} on this processor")
+    return rates
+
+
+def _trial_elsewhere(path: Path) -> dict[str, Any]:
+    """Run the trial in a process of its own; return what it printed or the signal it died of."""
+    package_root = str(Path(__file__).parents[3])
+    search = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
+    run = subprocess.run(
+        [sys.executable, "-m", "antiphase.ops.fused_cpu.trial", str(path)],
+        env={**os.environ, "PYTHONPATH": search},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if run.returncode < 0:
+        name = signal.Signals(-run.returncode).name
+        return {"failure": f"the trial run on this processor died of {name}"}
+    if run.returncode:
+        last = (run.stderr.strip().splitlines() or ["no message"])[-1]
+        raise Unavailable(f"the trial run could not start: {last}")
+    return dict(json.loads(run.stdout.splitlines()[-1]))
+
+
+def _prove(path: Path) -> dict[str, float]:
+    """Return the rates measured on this processor, by a trial if there was none yet."""
+    note = path.with_name(f"{path.stem}-{cpu_key()}.json")
+    try:
+        verdict = json.loads(note.read_text())
+    except (OSError, ValueError):
+        verdict = _trial_elsewhere(path)
+        with contextlib.suppress(OSError):  # then it is tried again next time
+            temporary = note.with_name(f"{note.name}.{os.getpid()}")
+            temporary.write_text(json.dumps(verdict))
+            os.replace(temporary, note)
+    if verdict.get("failure"):
+        raise Unavailable(verdict["failure"])
+    return {name: float(verdict["rates"][name]) for name in KERNELS}
+
+
+@functools.cache
+def _attempt() -> Library | Unavailable:
+    if os.environ.get(SWITCH, "1") == "0":
+        return Unavailable(f"switched off by {SWITCH}=0")
+    guard_bf16()
+    try:
+        path = build()
+        return Library(path, _open(path), _prove(path))
+    except Unavailable as reason:
+        return reason
+    except Exception as error:  # a level that cannot start must never stop the user's model
+        return Unavailable(f"{type(error).__name__}: {error}")
+
+
+def library() -> Library:
+    """Return the C++ level, built on first use; raise `Unavailable` where it cannot be had."""
+    found = _attempt()
+    if isinstance(found, Unavailable):
+        raise found
+    return found
+
+
+def _view(t: Tensor | None) -> View:
+    if t is None:
+        return View(None, 0, 0, 0)
+    return View(t.data_ptr(), t.stride(0), t.stride(1), t.stride(2))
+
+
+def _rows_adjacent(t: Tensor | None) -> Tensor | None:
+    """Return `t` with adjacent channels, which the kernels need."""
+    return t if t is None or t.stride(-1) == 1 else t.contiguous()
+
+
+def _call(library: Library, q1: Tensor, k1: Tensor, v: Tensor, scales: tuple[float, float]) -> Call:
+    B, H, Tq, d1 = q1.shape
+    _, Hkv, Tk, dv = v.shape
+    # A block of rows keeps its two score rows in the second-level cache.
+    block_rows = 128
+    call = Call(B=B, H=H, Hkv=Hkv, Tq=Tq, Tk=Tk, d1=d1, dv=dv, block_rows=block_rows)
+    call.dtype = DTYPES.index(q1.dtype)
+    call.kernel = library.bf16_kernel if q1.dtype == torch.bfloat16 else 0
+    call.scale1, call.scale2 = scales
+    return call
+
+
+def _run(function: object, *arguments: object) -> None:
+    message = ctypes.create_string_buffer(512)
+    if function(*arguments, message, len(message)):  # type: ignore[operator]
+        raise RuntimeError(f"antiphase CPU kernel: {message.value.decode(errors='replace')}")
+
+
+def forward(
+    library: Library,
+    q1: Tensor,
+    k1: Tensor,
+    q2: Tensor | None,
+    k2: Tensor | None,
+    v: Tensor,
+    lam: Tensor | None,
+    sink: Tensor | None,
+    causal: bool,
+    scale1: float,
+    scale2: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the output and the base-2 row normalisers [B, H, Tq] of both maps."""
+    q1, k1, q2, k2, v = (_rows_adjacent(t) for t in (q1, k1, q2, k2, v))  # type: ignore[assignment]
+    call = _call(library, q1, k1, v, (scale1, scale2))
+    call.causal = causal
+    call.d2 = 0 if q2 is None else q2.shape[-1]
+    B, H, Tq, _ = q1.shape
+    out = q1.new_empty(B, H, Tq, v.shape[-1])
+    lse1 = q1.new_empty(B, H, Tq, dtype=torch.float32)
+    lse2 = torch.empty_like(lse1) if q2 is not None else lse1.new_empty(0)
+    for name, t in (("q1", q1), ("k1", k1), ("q2", q2), ("k2", k2), ("v", v), ("lam", lam)):
+        setattr(call, name, _view(t))
+    call.sink = View(sink.data_ptr(), 0, 1, 0) if sink is not None else _view(None)
+    call.out = _view(out)
+    call.lse1 = _view(lse1.unsqueeze(-1))
+    call.lse2 = _view(lse2.unsqueeze(-1) if q2 is not None else None)
+    decode = ctypes.c_int64(Tq <= MAX_DECODE_ROWS)
+    _run(library.handle.antiphase_forward, ctypes.byref(call), decode)
+    return out, lse1, lse2
+
+
+def backward(
+    library: Library,
+    dout: Tensor,
+    q1: Tensor,
+    k1: Tensor,
+    q2: Tensor | None,
+    k2: Tensor | None,
+    v: Tensor,
+    lam: Tensor | None,
+    sink: Tensor | None,
+    lse1: Tensor,
+    lse2: Tensor,
+    causal: bool,
+    scale1: float,
+    scale2: float,
+) -> tuple[Tensor | None, ...]:
+    """Return dq1, dk1, dq2, dk2, dv and, a row, dlam and dsink [B, H, Tq, 1]."""
+    dout, q1, k1, q2, k2, v = (_rows_adjacent(t) for t in (dout, q1, k1, q2, k2, v))  # type: ignore[assignment]
+    call = _call(library, q1, k1, v, (scale1, scale2))
+    call.causal = causal
+    call.d2 = 0 if q2 is None else q2.shape[-1]
+    grads = [
+        None if t is None else torch.empty_like(t, memory_format=torch.contiguous_format)
+        for t in (q1, k1, q2, k2, v)
+    ]
+    per_row = (*q1.shape[:3], 1)
+    dlam = lse1.new_empty(per_row) if q2 is not None else None
+    dsink = lse1.new_empty(per_row) if sink is not None else None
+    for name, t in (("q1", q1), ("k1", k1), ("q2", q2), ("k2", k2), ("v", v), ("lam", lam)):
+        setattr(call, name, _view(t))
+    for name, t in zip(("dq1", "dk1", "dq2", "dk2", "dv_"), grads, strict=True):
+        setattr(call, name, _view(t))
+    call.sink = View(sink.data_ptr(), 0, 1, 0) if sink is not None else _view(None)
+    call.lse1 = _view(lse1.unsqueeze(-1))
+    call.lse2 = _view(lse2.unsqueeze(-1) if q2 is not None else None)
+    call.dout, call.dlam, call.dsink = _view(dout), _view(dlam), _view(dsink)
+    _run(library.handle.antiphase_backward, ctypes.byref(call))
+    return (*grads, dlam, dsink)
