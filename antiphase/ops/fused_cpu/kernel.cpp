@@ -63,6 +63,9 @@ constexpr int64_t VL = Vec::size();
 constexpr int64_t kGrain = 64;     // keys are padded to this, a whole number of vector pairs
 constexpr int64_t kRowGrain = 16;  // query rows are padded to this
 constexpr float kLog2e = 1.4426950408889634f;
+// Scores known to stay within this many powers of two need no row maximum: their sums neither
+// overflow nor vanish in fp32.
+constexpr float kSafePower = 60.0f;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 static_assert(kGrain % (2 * VL) == 0, "a grain holds whole pairs of vectors");
 
@@ -90,7 +93,9 @@ inline void load_map(const BFloat16* p, Vec& a, Vec& b) {
   a = at::vec::cast<float>(words << Int(16));
   b = at::vec::cast<float>(words & Int(-65536));
 }
-inline void store_map(float* p, const Vec& a, const Vec& b) { a.store(p), b.store(p + VL); }
+inline void load_map(const Half* p, Vec& a, Vec& b) { load2(p, a, b); }
+inline void store_map(float* p, const Vec& a, const Vec& b) { store2(p, a, b); }
+inline void store_map(Half* p, const Vec& a, const Vec& b) { store2(p, a, b); }
 inline void store_map(BFloat16* p, const Vec& a, const Vec& b) {
   const Int half(0x8000);  // rounds half away from zero; infinities and quiet NaN survive
   const Int low = ((at::vec::cast<int32_t>(a) + half) >> Int(16)) & Int(0xffff);
@@ -124,11 +129,11 @@ inline float max_lanes(const Vec& v) {
   return at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return at::vec::maximum(x, y); }, v);
 }
 
-// 2^x for x <= 0 (NaN stays NaN). The integer part is found by adding 1.5 * 2^23, whose low bits
+// 2^x for x < 128; below -126 it stays there (NaN stays NaN). The integer part is found by adding 1.5 * 2^23, whose low bits
 // then hold it; 2^fraction is a minimax polynomial with relative error 2e-7 (Op float) or 7e-5
 // (16-bit operands, which round at 4e-3).
 template <class Op>
-inline Vec exp2_neg(Vec x) {
+inline Vec exp2_fast(Vec x) {
   const Vec magic(12582912.0f);
   x = at::vec::clamp_min(x, Vec(-126.0f));
   const Vec shifted = x + magic;
@@ -155,6 +160,20 @@ inline Vec first_lanes(const Vec& v, int64_t count) {
   return count <= 0 ? Vec(0.0f) : Vec::set(Vec(0.0f), v, count);
 }
 
+// The sum of squares of n numbers.
+template <class N>
+inline float square_norm(const N* x, int64_t n) {
+  Vec sum(0.0f), a, b;
+  int64_t i = 0;
+  for (; i + 2 * VL <= n; i += 2 * VL) {
+    load2(x + i, a, b);
+    sum = at::vec::fmadd(a, a, at::vec::fmadd(b, b, sum));
+  }
+  float rest = 0.0f;
+  for (; i < n; i++) rest += static_cast<float>(x[i]) * static_cast<float>(x[i]);
+  return sum_lanes(sum) + rest;
+}
+
 // The largest of c * s[0..n).
 inline float row_max(const float* s, int64_t n, float c) {
   Vec m0(-kInf), m1(-kInf);
@@ -175,16 +194,16 @@ inline float row_exp2(const float* s, Op* e, int64_t n, int64_t width, float c, 
   Vec sum0(0.0f), sum1(0.0f);
   int64_t i = 0;
   for (; i + 2 * VL <= n; i += 2 * VL) {
-    const Vec a = exp2_neg<Op>(at::vec::fmadd(Vec::loadu(s + i), vc, vm));
-    const Vec b = exp2_neg<Op>(at::vec::fmadd(Vec::loadu(s + i + VL), vc, vm));
+    const Vec a = exp2_fast<Op>(at::vec::fmadd(Vec::loadu(s + i), vc, vm));
+    const Vec b = exp2_fast<Op>(at::vec::fmadd(Vec::loadu(s + i + VL), vc, vm));
     sum0 = sum0 + a, sum1 = sum1 + b;
     store_map(e + i, a, b);
   }
   for (; i < width; i += 2 * VL) {
     Vec a(0.0f), b(0.0f);
     if (i < n) {
-      a = first_lanes(exp2_neg<Op>(at::vec::fmadd(Vec::loadu(s + i), vc, vm)), n - i);
-      b = first_lanes(exp2_neg<Op>(at::vec::fmadd(Vec::loadu(s + i + VL), vc, vm)), n - i - VL);
+      a = first_lanes(exp2_fast<Op>(at::vec::fmadd(Vec::loadu(s + i), vc, vm)), n - i);
+      b = first_lanes(exp2_fast<Op>(at::vec::fmadd(Vec::loadu(s + i + VL), vc, vm)), n - i - VL);
       sum0 = sum0 + a, sum1 = sum1 + b;
     }
     store_map(e + i, a, b);
@@ -193,8 +212,8 @@ inline float row_exp2(const float* s, Op* e, int64_t n, int64_t width, float c, 
 }
 
 // ---- Gemm: three micro-kernels, one interface ----------------------------------------------
-// nt: C[M,N] = A[M,K] . B with B packed by pack_keys (K x N, a tile wide)
-// nn: C[M,N] (+)= A[M,K] . B with B packed by pack_rows (K x N, ldb wide)
+// nt: C[M,N] = A[M,K] . B^T, B packed by pack_keys: transposed, or rows of keys as they are
+// nn: C[M,N] (+)= A[M,K] . B, B packed by pack_rows
 // kPaired: two neighbouring rows of B share 32 bits (what bf16 micro-kernels call VNNI).
 
 template <class Number>
@@ -203,8 +222,9 @@ struct Brgemm {
   static constexpr bool kPaired = sizeof(Number) == 2;
   static constexpr bool kKeysTransposed = true;
   static constexpr int64_t kTile = sizeof(Number) == 2 ? 256 : 128;
-  static void nt(int64_t M, int64_t N, int64_t K, const Op* A, int64_t lda, const Op* B, float* C) {
-    at::native::cpublas::brgemm(M, N, K, lda, kTile, kTile, false, A, B, C, kPaired);
+  static void nt(int64_t M, int64_t N, int64_t K, const Op* A, int64_t lda, const Op* B,
+                 int64_t ldb, float* C) {
+    at::native::cpublas::brgemm(M, N, K, lda, ldb, kTile, false, A, B, C, kPaired);
   }
   static void nn(int64_t M, int64_t N, int64_t K, const Op* A, int64_t lda, const Op* B,
                  int64_t ldb, float* C, int64_t ldc, bool add) {
@@ -219,8 +239,9 @@ struct BlasBf16 {
   static constexpr bool kKeysTransposed = false;  // keys stay rows, the BLAS transposes
   static constexpr int64_t kTile = 256;
   static constexpr int kRowMajor = 101, kPlain = 111, kTransposed = 112;
-  static void nt(int64_t M, int64_t N, int64_t K, const Op* A, int64_t lda, const Op* B, float* C) {
-    cblas_gemm_bf16bf16f32(kRowMajor, kPlain, kTransposed, M, N, K, 1.0f, A, lda, B, K, 0.0f, C,
+  static void nt(int64_t M, int64_t N, int64_t K, const Op* A, int64_t lda, const Op* B,
+                 int64_t ldb, float* C) {
+    cblas_gemm_bf16bf16f32(kRowMajor, kPlain, kTransposed, M, N, K, 1.0f, A, lda, B, ldb, 0.0f, C,
                            kTile);
   }
   static void nn(int64_t M, int64_t N, int64_t K, const Op* A, int64_t lda, const Op* B,
@@ -393,11 +414,12 @@ struct Tile {
 template <class N, class G>
 struct Forward {
   using Op = typename G::Op;
-  static constexpr int64_t kTile = G::kTile;
+  static constexpr int64_t kTile = G::kTile, kJoin = 2;  // tiles in one product with V
   const Call& c;
   const Sizes z;
   int64_t heads = 0;  // key heads packed at a time
   Buffer<Op> keys[2], values;
+  Buffer<float> norms[2];  // the largest square norm of a key, tile by tile
 
   explicit Forward(const Call& call) : c(call), z(call, kTile) {}
 
@@ -411,27 +433,30 @@ struct Forward {
     const int64_t R = round_up(c.block_rows, kRowGrain);
     Worker w;
     w.q.resize(R * z.d_max);
-    w.a.resize(R * kTile);
+    w.a.resize(R * kJoin * kTile);
     w.o.resize(R * c.dv);
     w.s.resize(R * kTile);
     for (int map = 0; map < z.maps; map++) {
       w.e[map].resize(R * kTile * z.tiles);
       w.m[map].resize(R * (z.tiles + 2));
     }
-    std::memset(w.a.get(), 0, R * kTile * sizeof(Op));
+    std::memset(w.a.get(), 0, R * kJoin * kTile * sizeof(Op));
     return w;
   }
 
   // Keys and values are packed for a few heads at a time: enough work to share, little memory.
   void run() {
-    constexpr int64_t kPackBytes = int64_t{4} << 20;
-    const int64_t total = c.B * c.Hkv;
+    constexpr int64_t kPackBytes = int64_t{1} << 20, kItemsPerThread = 8;
+    const int64_t total = c.B * c.Hkv, keys_padded = z.tiles * kTile;
     const int64_t width = c.d1 + (z.maps == 2 ? c.d2 : 0) + c.dv;
-    const int64_t bytes = z.tiles * kTile * width * static_cast<int64_t>(sizeof(Op));
-    heads = std::clamp<int64_t>(kPackBytes / std::max<int64_t>(bytes, 1), 1, total);
-    keys[0].resize(heads * z.tiles * kTile * c.d1);
-    if (z.maps == 2) keys[1].resize(heads * z.tiles * kTile * c.d2);
-    values.resize(heads * z.tiles * kTile * c.dv);
+    const int64_t bytes = keys_padded * width * static_cast<int64_t>(sizeof(Op));
+    const int64_t busy = kItemsPerThread * at::get_num_threads() / (z.group * z.blocks) + 1;
+    heads = std::clamp<int64_t>(std::max(kPackBytes / bytes, busy), 1, total);
+    for (int map = 0; map < z.maps; map++) {
+      norms[map].resize(heads * z.tiles);
+      if (packs(map)) keys[map].resize(heads * keys_padded * (map ? c.d2 : c.d1));
+    }
+    values.resize(heads * keys_padded * c.dv);
     for (int64_t g0 = 0; g0 < total; g0 += heads) {
       const int64_t n = std::min(heads, total - g0);
       share<Buffer<Op>>(
@@ -447,8 +472,9 @@ struct Forward {
     }
   }
 
-  bool shared_keys() const { return z.maps == 2 && same_keys(c); }
-  static bool same_keys(const Call& c) {
+  // Keys are packed unless the products take them where they lie, or both maps share them.
+  bool packs(int map) const { return G::kKeysTransposed && !(map && same_keys()); }
+  bool same_keys() const {
     return c.k1.data == c.k2.data && c.d1 == c.d2 && c.k1.batch == c.k2.batch &&
            c.k1.head == c.k2.head && c.k1.row == c.k2.row;
   }
@@ -456,36 +482,62 @@ struct Forward {
   void pack(int64_t g0, int64_t local, int64_t t, Buffer<Op>& scratch) {
     const Tile tile(c, kTile, g0 + local, t);
     const int64_t at = (local * z.tiles + t) * kTile;
-    pack_keys<G>(at_row<N>(c.k1, tile.b, tile.h, tile.first), c.k1.row, tile.count, tile.padded,
-                 c.d1, keys[0].get() + at * c.d1, scratch.get());
-    if (z.maps == 2 && !shared_keys())
-      pack_keys<G>(at_row<N>(c.k2, tile.b, tile.h, tile.first), c.k2.row, tile.count, tile.padded,
-                   c.d2, keys[1].get() + at * c.d2, scratch.get());
+    for (int map = 0; map < z.maps; map++) {
+      const View& k = map ? c.k2 : c.k1;
+      const int64_t d = map ? c.d2 : c.d1;
+      const N* from = at_row<N>(k, tile.b, tile.h, tile.first);
+      float norm = 0.0f;
+      for (int64_t i = 0; i < tile.count; i++)
+        norm = std::max(norm, square_norm(from + i * k.row, d));
+      norms[map].get()[local * z.tiles + t] = norm;
+      if (packs(map))
+        pack_keys<G>(from, k.row, tile.count, tile.padded, d, keys[map].get() + at * d,
+                     scratch.get());
+    }
     pack_rows<G>(at_row<N>(c.v, tile.b, tile.h, tile.first), c.v.row, tile.count, tile.padded, c.dv,
                  values.get() + at * c.dv, scratch.get());
+  }
+
+  // Whether |c q k| <= kSafePower for every row and key of a block, by their norms. (A NaN among
+  // them may pass or not: it spoils its row either way.)
+  bool bounded(const Op* q, const Rows& rows, int64_t d, const float* key_norms, float scale) const {
+    float q_norm = 0.0f, k_norm = 0.0f;
+    for (int64_t r = 0; r < rows.count; r++) q_norm = std::max(q_norm, square_norm(q + r * d, d));
+    for (int64_t t = 0; t < rows.tiles(); t++) k_norm = std::max(k_norm, key_norms[t]);
+    return std::sqrt(q_norm) * std::sqrt(k_norm) * scale <= kSafePower;
   }
 
   // Scores of one map, exponentiated against the running row maximum. m holds, a tile, the maximum
   // that tile was taken against; its last two rows hold the final maximum and the sum.
   void score(Worker& w, int map, int64_t local, const Rows& rows, int64_t b, int64_t h) {
-    const int64_t d = map ? c.d2 : c.d1;
-    const View& q = map ? c.q2 : c.q1;
-    const float scale = static_cast<float>((map ? c.scale2 : c.scale1)) * kLog2e;
-    const Op* packed = keys[map && !shared_keys()].get() + local * z.tiles * kTile * d;
+    const int64_t d = map ? c.d2 : c.d1, hk = h / z.group;
+    const View &q = map ? c.q2 : c.q1, &k = map ? c.k2 : c.k1;
+    const float scale = static_cast<float>(map ? c.scale2 : c.scale1) * kLog2e;
+    const Op* packed = keys[map && packs(map)].get() + local * z.tiles * kTile * d;
     copy_rows(at_row<N>(q, b, h, rows.first), q.row, rows.count, rows.padded, d, w.q.get());
     float *m_tile = w.m[map].get(), *m = m_tile + z.tiles * c.block_rows, *l = m + c.block_rows;
+    const bool safe =
+        !c.sink.data &&
+        bounded(w.q.get(), rows, d, norms[map].get() + local * z.tiles, scale);
     const float sink = c.sink.data ? *at_row<float>(c.sink, 0, h, 0) * kLog2e : -kInf;
-    std::fill_n(m, rows.count, sink);
+    std::fill_n(m, rows.count, safe ? 0.0f : sink);
     std::fill_n(l, rows.count, c.sink.data ? 1.0f : 0.0f);
     for (int64_t t = 0; t < rows.tiles(); t++) {
-      const int64_t width = rows.width(t);
+      const int64_t width = rows.width(t), first = t * kTile;
       Op* e = w.e[map].get() + t * rows.padded * kTile;
       float* s = w.s.get();
-      G::nt(rows.padded, width, d, w.q.get(), d, packed + t * kTile * d, s);
+      if constexpr (G::kKeysTransposed) {
+        G::nt(rows.padded, width, d, w.q.get(), d, packed + first * d, kTile, s);
+      } else {
+        const int64_t n = std::min(width, c.Tk - first);
+        G::nt(rows.padded, n, d, w.q.get(), d, at_row<Op>(k, b, hk, first), k.row, s);
+      }
       for (int64_t r = 0; r < rows.count; r++) {
-        const int64_t n = std::clamp<int64_t>(rows.keys_of(c, r) - t * kTile, 0, width);
-        const float highest = n ? row_max(s + r * kTile, n, scale) : -kInf;
-        if (highest > m[r]) l[r] *= std::exp2(m[r] - highest), m[r] = highest;
+        const int64_t n = std::clamp<int64_t>(rows.keys_of(c, r) - first, 0, width);
+        if (!safe && n) {
+          const float highest = row_max(s + r * kTile, n, scale);
+          if (highest > m[r]) l[r] *= std::exp2(m[r] - highest), m[r] = highest;
+        }
         l[r] += row_exp2<Op>(s + r * kTile, e + r * kTile, n, width, scale, m[r]);
         m_tile[t * c.block_rows + r] = m[r];
       }
@@ -499,10 +551,14 @@ struct Forward {
     const int64_t b = g / c.Hkv, h = g % c.Hkv * z.group + head;
     for (int map = 0; map < z.maps; map++) score(w, map, local, rows, b, h);
     const Op* v = values.get() + local * z.tiles * kTile * c.dv;
-    for (int64_t t = 0; t < rows.tiles(); t++) {
-      for (int64_t r = 0; r < rows.count; r++) combine(w, t, r, rows, b, h);
-      G::nn(rows.padded, c.dv, rows.width(t), w.a.get(), kTile, v + t * kTile * c.dv, c.dv,
-            w.o.get(), c.dv, t > 0);
+    for (int64_t first = 0; first < rows.tiles(); first += kJoin) {
+      const int64_t last = std::min(first + kJoin, rows.tiles());
+      for (int64_t t = first; t < last; t++)
+        for (int64_t r = 0; r < rows.count; r++)
+          combine(w, t, r, w.a.get() + r * kJoin * kTile + (t - first) * kTile, rows, b, h);
+      const int64_t width = std::min(kJoin * kTile, rows.columns - first * kTile);
+      G::nn(rows.padded, c.dv, width, w.a.get(), kJoin * kTile, v + first * kTile * c.dv, c.dv,
+            w.o.get(), c.dv, first > 0);
     }
     for (int64_t r = 0; r < rows.count; r++) {
       auto* out = at_row<N>(c.out, b, h, rows.first + r);
@@ -512,7 +568,7 @@ struct Forward {
   }
 
   // One row of one tile of the map that meets V: e1 / l1 - lam e2 / l2.
-  void combine(Worker& w, int64_t t, int64_t r, const Rows& rows, int64_t b, int64_t h) {
+  void combine(Worker& w, int64_t t, int64_t r, Op* a, const Rows& rows, int64_t b, int64_t h) {
     float factor[2] = {0.0f, 0.0f};
     for (int map = 0; map < z.maps; map++) {
       const float *m_tile = w.m[map].get(), *m = m_tile + z.tiles * c.block_rows,
@@ -522,7 +578,6 @@ struct Forward {
     }
     const int64_t at = (t * rows.padded + r) * kTile, width = rows.width(t);
     const Op* e1 = w.e[0].get() + at;
-    Op* a = w.a.get() + r * kTile;
     const Vec f1(factor[0]);
     Vec x0, x1, y0, y1;
     if (z.maps == 1) {
@@ -560,6 +615,7 @@ struct Backward {
 
   int64_t channels() const { return c.d1 + (z.maps == 2 ? c.d2 : 0) + c.dv; }
   int64_t sums_size() const { return z.tiles * kTile * channels(); }
+  static int64_t ld_keys(int64_t d) { return G::kKeysTransposed ? kTile : d; }
 
   struct Worker {
     Buffer<Op> k_cols[2], k_rows[2], v_cols;              // packed keys and values of a head
@@ -676,14 +732,16 @@ struct Backward {
     for (int64_t t = 0; t < rows.tiles(); t++) {
       const int64_t width = rows.width(t), at = t * rows.padded * kTile;
       float* da = w.da.get() + at;
-      G::nt(rows.padded, width, c.dv, w.g.get(), c.dv, w.v_cols.get() + t * kTile * c.dv, da);
+      G::nt(rows.padded, width, c.dv, w.g.get(), c.dv, w.v_cols.get() + t * kTile * c.dv,
+            ld_keys(c.dv), da);
       for (int map = 0; map < z.maps; map++) {
         const int64_t d = map ? c.d2 : c.d1;
         const float scale = static_cast<float>(map ? c.scale2 : c.scale1) * kLog2e;
         const float* lse = at_row<float>(map ? c.lse2 : c.lse1, b, h, rows.first);
         Op* p = w.p[map].get() + at;
         float* s = w.s.get();
-        G::nt(rows.padded, width, d, w.q[map].get(), d, w.k_cols[map].get() + t * kTile * d, s);
+        G::nt(rows.padded, width, d, w.q[map].get(), d, w.k_cols[map].get() + t * kTile * d,
+              ld_keys(d), s);
         for (int64_t r = 0; r < rows.count; r++) {
           const int64_t n = std::clamp<int64_t>(rows.keys_of(c, r) - t * kTile, 0, width);
           row_exp2<Op>(s + r * kTile, p + r * kTile, n, width, scale, lse[r]);
@@ -781,6 +839,8 @@ struct Backward {
 
 template <class N>
 struct Decode {
+  static constexpr int64_t kStep = 4;    // keys or values taken together
+  static constexpr int64_t kAhead = 16;  // rows between reading one and asking for another
   const Call& c;
   const Sizes z;
   const int64_t rows;    // query rows that share a key head
@@ -831,25 +891,51 @@ struct Decode {
       const View &q = map ? c.q2 : c.q1, &k = map ? c.k2 : c.k1;
       const int64_t d = map ? c.d2 : c.d1;
       for (int64_t r = 0; r < rows; r++)
-        convert_row(at_row<N>(q, b, hk * z.group + r / c.Tq, r % c.Tq), w.get() + r * d, d);
-      for (int64_t j = from; j < to; j++) {
-        const N* key = at_row<N>(k, b, hk, j);
-        for (int64_t r = 0; r < rows; r++) score_row(g, map, r)[j] = dot(key, w.get() + r * d, d);
+        lanes_row(at_row<N>(q, b, hk * z.group + r / c.Tq, r % c.Tq), w.get() + r * d, d);
+      for (int64_t j = from; j < to; j += kStep) {
+        const N* key[kStep];
+        for (int64_t i = 0; i < kStep; i++) {
+          key[i] = at_row<N>(k, b, hk, std::min(j + i, to - 1));
+          fetch(key[i] + kAhead * k.row, d);
+        }
+        for (int64_t r = 0; r < rows; r++) {
+          float s[kStep];
+          dots(key, w.get() + r * d, d, s);
+          std::copy_n(s, std::min(kStep, to - j), score_row(g, map, r) + j);
+        }
       }
     }
   }
 
-  static float dot(const N* x, const float* y, int64_t n) {
-    Vec sum0(0.0f), sum1(0.0f), x0, x1;
+  // Ask for a row that is wanted soon; past the end nothing happens.
+  static void fetch(const N* row, int64_t n) {
+    constexpr int64_t kLine = 64 / sizeof(N);
+    for (int64_t i = 0; i < n; i += kLine) __builtin_prefetch(row + i);
+  }
+
+  // A row as floats in the lane order of load_map, which keys and values are read in.
+  static void lanes_row(const N* from, float* to, int64_t n) {
+    int64_t i = 0;
+    Vec a, b;
+    for (; i + 2 * VL <= n; i += 2 * VL) load_map(from + i, a, b), store2(to + i, a, b);
+    for (; i < n; i++) to[i] = static_cast<float>(from[i]);
+  }
+
+  static void dots(const N* const* x, const float* y, int64_t n, float* to) {
+    Vec sums[kStep], y0, y1, a, b;
+    for (auto& sum : sums) sum = Vec(0.0f);
     int64_t i = 0;
     for (; i + 2 * VL <= n; i += 2 * VL) {
-      load2(x + i, x0, x1);
-      sum0 = at::vec::fmadd(x0, Vec::loadu(y + i), sum0);
-      sum1 = at::vec::fmadd(x1, Vec::loadu(y + i + VL), sum1);
+      load2(y + i, y0, y1);
+      for (int64_t k = 0; k < kStep; k++) {
+        load_map(x[k] + i, a, b);
+        sums[k] = at::vec::fmadd(b, y1, at::vec::fmadd(a, y0, sums[k]));
+      }
     }
-    float sum = sum_lanes(sum0 + sum1);
-    for (; i < n; i++) sum += static_cast<float>(x[i]) * y[i];
-    return sum;
+    for (int64_t k = 0; k < kStep; k++) {
+      to[k] = sum_lanes(sums[k]);
+      for (int64_t rest = i; rest < n; rest++) to[k] += static_cast<float>(x[k][rest]) * y[rest];
+    }
   }
 
   // Turn the scores of one row into its row of the combined map, in place of the first map's.
@@ -873,34 +959,41 @@ struct Decode {
       at::vec::fmadd(Vec::loadu(e2 + j), f2, Vec::loadu(a + j) * f1).store(a + j);
   }
 
-  // Channels from..to of the output: four values a step, so that the sums are touched seldom.
+  // Channels from..to of the output: a few values a step, so that the sums are touched seldom.
   void gather(Buffer<float>& w, int64_t g, int64_t from, int64_t to) {
     const int64_t b = g / c.Hkv, hk = g % c.Hkv, n = to - from;
     std::fill_n(w.get(), rows * n, 0.0f);
-    for (int64_t j = 0; j < c.Tk; j += 4) {
-      const int64_t last = c.Tk - 1;
-      const N* v[4];
-      for (int64_t k = 0; k < 4; k++) v[k] = at_row<N>(c.v, b, hk, std::min(j + k, last)) + from;
+    for (int64_t j = 0; j < c.Tk; j += kStep) {
+      const N* v[kStep];
+      for (int64_t k = 0; k < kStep; k++) {
+        v[k] = at_row<N>(c.v, b, hk, std::min(j + k, c.Tk - 1)) + from;
+        fetch(v[k] + kAhead * c.v.row, n);
+      }
       for (int64_t r = 0; r < rows; r++) {
         const float* a = score_row(g, 0, r) + j;  // zero after the last key
         float* sum = w.get() + r * n;
+        Vec s0, s1, v0, v1;
         int64_t i = 0;
         for (; i + 2 * VL <= n; i += 2 * VL) {
-          Vec s0, s1, v0, v1;
           load2(sum + i, s0, s1);
-          for (int64_t k = 0; k < 4; k++) {
-            load2(v[k] + i, v0, v1);
+          for (int64_t k = 0; k < kStep; k++) {
+            load_map(v[k] + i, v0, v1);
             s0 = at::vec::fmadd(v0, Vec(a[k]), s0), s1 = at::vec::fmadd(v1, Vec(a[k]), s1);
           }
           store2(sum + i, s0, s1);
         }
         for (; i < n; i++)
-          for (int64_t k = 0; k < 4; k++) sum[i] += a[k] * static_cast<float>(v[k][i]);
+          for (int64_t k = 0; k < kStep; k++) sum[i] += a[k] * static_cast<float>(v[k][i]);
       }
     }
-    for (int64_t r = 0; r < rows; r++)
-      convert_row(w.get() + r * n,
-                  at_row<N>(c.out, b, hk * z.group + r / c.Tq, r % c.Tq) + from, n);
+    for (int64_t r = 0; r < rows; r++) {
+      N* out = at_row<N>(c.out, b, hk * z.group + r / c.Tq, r % c.Tq) + from;
+      Vec s0, s1;
+      int64_t i = 0;
+      for (; i + 2 * VL <= n; i += 2 * VL)
+        load2(w.get() + r * n + i, s0, s1), store_map(out + i, s0, s1);
+      for (; i < n; i++) out[i] = static_cast<N>(w.get()[r * n + i]);
+    }
   }
 };
 
@@ -940,7 +1033,7 @@ double rate() {
   for (int round = 0; round < 5; round++) {
     const auto start = std::chrono::steady_clock::now();
     for (int64_t i = 0; i < repeats; i++) {
-      G::nt(R, kTile, d, q.get(), d, k.get(), s.get());
+      G::nt(R, kTile, d, q.get(), d, k.get(), G::kKeysTransposed ? kTile : d, s.get());
       G::nn(R, dv, kTile, a.get(), kTile, v.get(), dv, o.get(), dv, true);
     }
     const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;

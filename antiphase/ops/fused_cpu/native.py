@@ -281,32 +281,78 @@ def library() -> Library:
     return found
 
 
+_NOTHING = View(None, 0, 0, 0)
+
+
 def _view(t: Tensor | None) -> View:
-    if t is None:
-        return View(None, 0, 0, 0)
-    return View(t.data_ptr(), t.stride(0), t.stride(1), t.stride(2))
+    return _NOTHING if t is None else View(t.data_ptr(), *t.stride()[:3])
 
 
-def _rows_adjacent(t: Tensor | None) -> Tensor | None:
+def _row_view(t: Tensor) -> View:
+    """Return the view of a contiguous [B, H, Tq] tensor of row statistics."""
+    return _NOTHING if t.dim() != 3 else View(t.data_ptr(), *t.stride())
+
+
+def _adjacent(t: Tensor) -> Tensor:
     """Return `t` with adjacent channels, which the kernels need."""
-    return t if t is None or t.stride(-1) == 1 else t.contiguous()
+    return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
 
 
-def _call(library: Library, q1: Tensor, k1: Tensor, v: Tensor, scales: tuple[float, float]) -> Call:
+def _block_rows(kernel: str, keys: int) -> int:
+    """Return how many query rows go together: their score rows should stay in a near cache.
+
+    A BLAS packs its operands in every call and wants more rows; measured in docs/log.md.
+    """
+    if kernel != "blas bf16":
+        return 64
+    return 256 if 1024 <= keys < 8192 else 128
+
+
+def _call(
+    library: Library,
+    q1: Tensor,
+    k1: Tensor,
+    q2: Tensor | None,
+    k2: Tensor | None,
+    v: Tensor,
+    lam: Tensor | None,
+    sink: Tensor | None,
+    causal: bool,
+    scale1: float,
+    scale2: float,
+) -> Call:
+    """Return the call with its inputs filled in; tensors must have adjacent channels."""
     B, H, Tq, d1 = q1.shape
     _, Hkv, Tk, dv = v.shape
-    # A block of rows keeps its two score rows in the second-level cache.
-    block_rows = 128
-    call = Call(B=B, H=H, Hkv=Hkv, Tq=Tq, Tk=Tk, d1=d1, dv=dv, block_rows=block_rows)
-    call.dtype = DTYPES.index(q1.dtype)
-    call.kernel = library.bf16_kernel if q1.dtype == torch.bfloat16 else 0
-    call.scale1, call.scale2 = scales
-    return call
+    kernel = library.bf16_kernel if q1.dtype == torch.bfloat16 else 0
+    return Call(
+        dtype=DTYPES.index(q1.dtype),
+        kernel=kernel,
+        B=B,
+        H=H,
+        Hkv=Hkv,
+        Tq=Tq,
+        Tk=Tk,
+        d1=d1,
+        dv=dv,
+        d2=0 if q2 is None else q2.shape[-1],
+        causal=causal,
+        block_rows=_block_rows(KERNELS[kernel], Tk),
+        scale1=scale1,
+        scale2=scale2,
+        q1=_view(q1),
+        k1=_view(k1),
+        q2=_view(q2),
+        k2=_view(k2),
+        v=_view(v),
+        lam=_view(lam),
+        sink=_NOTHING if sink is None else View(sink.data_ptr(), 0, sink.stride(0), 0),
+    )
 
 
-def _run(function: object, *arguments: object) -> None:
+def _run(function: Any, *arguments: object) -> None:
     message = ctypes.create_string_buffer(512)
-    if function(*arguments, message, len(message)):  # type: ignore[operator]
+    if function(*arguments, message, len(message)):
         raise RuntimeError(f"antiphase CPU kernel: {message.value.decode(errors='replace')}")
 
 
@@ -324,21 +370,15 @@ def forward(
     scale2: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the output and the base-2 row normalisers [B, H, Tq] of both maps."""
-    q1, k1, q2, k2, v = (_rows_adjacent(t) for t in (q1, k1, q2, k2, v))  # type: ignore[assignment]
-    call = _call(library, q1, k1, v, (scale1, scale2))
-    call.causal = causal
-    call.d2 = 0 if q2 is None else q2.shape[-1]
-    B, H, Tq, _ = q1.shape
-    out = q1.new_empty(B, H, Tq, v.shape[-1])
-    lse1 = q1.new_empty(B, H, Tq, dtype=torch.float32)
-    lse2 = torch.empty_like(lse1) if q2 is not None else lse1.new_empty(0)
-    for name, t in (("q1", q1), ("k1", k1), ("q2", q2), ("k2", k2), ("v", v), ("lam", lam)):
-        setattr(call, name, _view(t))
-    call.sink = View(sink.data_ptr(), 0, 1, 0) if sink is not None else _view(None)
-    call.out = _view(out)
-    call.lse1 = _view(lse1.unsqueeze(-1))
-    call.lse2 = _view(lse2.unsqueeze(-1) if q2 is not None else None)
-    decode = ctypes.c_int64(Tq <= MAX_DECODE_ROWS)
+    q1, k1, v = _adjacent(q1), _adjacent(k1), _adjacent(v)
+    q2, k2 = (None if t is None else _adjacent(t) for t in (q2, k2))
+    call = _call(library, q1, k1, q2, k2, v, lam, sink, causal, scale1, scale2)
+    rows = q1.shape[:3]
+    out = q1.new_empty(*rows, v.shape[-1])
+    lse1 = q1.new_empty(rows, dtype=torch.float32)
+    lse2 = lse1.new_empty(0 if q2 is None else rows)
+    call.out, call.lse1, call.lse2 = _view(out), _row_view(lse1), _row_view(lse2)
+    decode = ctypes.c_int64(rows[2] <= MAX_DECODE_ROWS)
     _run(library.handle.antiphase_forward, ctypes.byref(call), decode)
     return out, lse1, lse2
 
@@ -360,24 +400,15 @@ def backward(
     scale2: float,
 ) -> tuple[Tensor | None, ...]:
     """Return dq1, dk1, dq2, dk2, dv and, a row, dlam and dsink [B, H, Tq, 1]."""
-    dout, q1, k1, q2, k2, v = (_rows_adjacent(t) for t in (dout, q1, k1, q2, k2, v))  # type: ignore[assignment]
-    call = _call(library, q1, k1, v, (scale1, scale2))
-    call.causal = causal
-    call.d2 = 0 if q2 is None else q2.shape[-1]
-    grads = [
-        None if t is None else torch.empty_like(t, memory_format=torch.contiguous_format)
-        for t in (q1, k1, q2, k2, v)
-    ]
+    dout, q1, k1, v = _adjacent(dout), _adjacent(q1), _adjacent(k1), _adjacent(v)
+    q2, k2 = (None if t is None else _adjacent(t) for t in (q2, k2))
+    call = _call(library, q1, k1, q2, k2, v, lam, sink, causal, scale1, scale2)
+    call.dout, call.lse1, call.lse2 = _view(dout), _row_view(lse1), _row_view(lse2)
+    grads = [None if t is None else t.new_empty(t.shape) for t in (q1, k1, q2, k2, v)]
+    call.dq1, call.dk1, call.dq2, call.dk2, call.dv_ = (_view(t) for t in grads)
     per_row = (*q1.shape[:3], 1)
-    dlam = lse1.new_empty(per_row) if q2 is not None else None
-    dsink = lse1.new_empty(per_row) if sink is not None else None
-    for name, t in (("q1", q1), ("k1", k1), ("q2", q2), ("k2", k2), ("v", v), ("lam", lam)):
-        setattr(call, name, _view(t))
-    for name, t in zip(("dq1", "dk1", "dq2", "dk2", "dv_"), grads, strict=True):
-        setattr(call, name, _view(t))
-    call.sink = View(sink.data_ptr(), 0, 1, 0) if sink is not None else _view(None)
-    call.lse1 = _view(lse1.unsqueeze(-1))
-    call.lse2 = _view(lse2.unsqueeze(-1) if q2 is not None else None)
-    call.dout, call.dlam, call.dsink = _view(dout), _view(dlam), _view(dsink)
+    dlam = None if q2 is None else lse1.new_empty(per_row)
+    dsink = None if sink is None else lse1.new_empty(per_row)
+    call.dlam, call.dsink = _view(dlam), _view(dsink)
     _run(library.handle.antiphase_backward, ctypes.byref(call))
     return (*grads, dlam, dsink)
