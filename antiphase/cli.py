@@ -59,13 +59,16 @@ def bench_attention(
     for name in dtype:
         if name not in attention.DTYPES:
             _fail(f"--dtype: got {name!r}, allowed are {', '.join(attention.DTYPES)}")
-    for option, value in (("length", min(length)), ("rounds", rounds), ("width", width)):
+    threads = threads or sorted({1, os.cpu_count() or 1})
+    counts = {"length": min(length), "rounds": rounds, "width": width, "batch": batch}
+    for option, value in {**counts, "threads": min(threads)}.items():
         if value < 1:
             _fail(f"--{option}: got {value}, expected at least 1")
+    if queries is not None and not 1 <= queries <= min(length):
+        _fail(f"--queries: got {queries}, expected 1 to the length ({min(length)})")
     if heads < 2 or heads % 2:
         _fail(f"--heads: got {heads}, expected an even number (differential forms have half)")
     guard_bf16()
-    threads = threads or sorted({1, os.cpu_count() or 1})
     settings = [
         attention.Setting(d, n, t, queries, heads, width, batch, causal)
         for d in dtype

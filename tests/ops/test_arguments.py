@@ -1,0 +1,87 @@
+"""Bad arguments are refused by name, with what was given and what is allowed."""
+
+import pytest
+import torch
+
+from antiphase import backend_for, diff_attention
+from antiphase.ops import attention
+
+
+def good(**changes):
+    options = {
+        "q1": torch.randn(1, 4, 6, 8),
+        "k1": torch.randn(1, 2, 6, 8),
+        "q2": torch.randn(1, 4, 6, 8),
+        "k2": torch.randn(1, 2, 6, 8),
+        "v": torch.randn(1, 2, 6, 16),
+        "lam": 0.5,
+    }
+    return {**options, **changes}
+
+
+INTEGERS = {
+    name: torch.ones(1, 2, 6, 8, dtype=torch.int64) for name in ("q1", "k1", "q2", "k2", "v")
+}
+
+BAD = {
+    "three dimensions": ({"q1": torch.randn(4, 6, 8)}, r"q1: got shape \(4, 6, 8\)"),
+    "not a tensor": ({"v": [1.0]}, "v: got list"),
+    "empty heads": ({"k1": torch.randn(1, 0, 6, 8)}, "k1: .* no empty dimension"),
+    "integers": (INTEGERS, "q1: got dtype torch.int64, allowed are"),
+    "mixed dtypes": ({"v": torch.randn(1, 2, 6, 16).double()}, "v: got dtype torch.float64"),
+    "other device": ({"k2": torch.randn(1, 2, 6, 8, device="meta")}, "k2: is on meta"),
+    "width of keys": ({"k1": torch.randn(1, 2, 6, 4)}, r"k1: got shape .* expected \[1, .*, 8\]"),
+    "heads of keys": ({"k1": torch.randn(1, 3, 6, 8)}, "k1: got 3 heads, .* q1's 4"),
+    "heads of values": ({"v": torch.randn(1, 4, 6, 16)}, r"v: .* expected \[1, 2, 6, any\]"),
+    "length of values": ({"v": torch.randn(1, 2, 5, 16)}, "v: got shape"),
+    "batch": ({"q2": torch.randn(2, 4, 6, 8)}, "q2: got shape"),
+    "heads of noise": ({"q2": torch.randn(1, 3, 6, 8)}, "q2: got 3 heads"),
+    "width of noise": ({"k2": torch.randn(1, 2, 6, 4)}, "k2: got shape"),
+    "lam's shape": ({"lam": torch.rand(3, 1, 1)}, r"lam: .* \[1, 4, 6, 1\]"),
+    "lam's dtype": ({"lam": torch.ones(1, dtype=torch.int64)}, "lam: got dtype"),
+    "lam over keys": ({"lam": torch.rand(1, 4, 6, 6)}, "lam: got shape"),
+    "mask's shape": ({"mask": torch.ones(5, 6, dtype=torch.bool)}, r"mask: .* \[1, 4, 6, 6\]"),
+    "mask's dtype": ({"mask": torch.ones(6, 6, dtype=torch.int64)}, "mask: got torch.int64"),
+    "mask with grad": ({"mask": torch.zeros(6, 6, requires_grad=True)}, "mask: requires grad"),
+    "scale": ({"scale": -1.0}, "scale: got -1.0, expected a positive"),
+    "scale2": ({"scale2": 0.0}, "scale2: got 0.0"),
+    "backend": ({"backend": "cudnn"}, "backend: got 'cudnn', allowed are auto, reference, sdpa"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_refused(name: str):
+    changes, message = BAD[name]
+    with pytest.raises(ValueError, match=message):
+        diff_attention(**good(**changes))
+
+
+def test_sink_is_one_number_a_head():
+    q, k, v = (torch.randn(1, 4, 6, 8) for _ in range(3))
+    with pytest.raises(ValueError, match=r"sink: got \(3,\), expected .* \[4\]"):
+        attention(q, k, v, sink=torch.zeros(3))
+
+
+def test_fused_cpu_refuses_other_devices():
+    on_meta = {k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in good().items()}
+    with pytest.raises(ValueError, match="'fused_cpu' needs CPU tensors, q1 is on meta"):
+        diff_attention(**on_meta, backend="fused_cpu")
+    assert backend_for(**on_meta).backend == "sdpa"
+
+
+def test_backend_for_says_why():
+    assert "asked for" in str(backend_for(**good(), backend="reference"))
+    mask = torch.ones(6, 6, dtype=torch.bool)
+    choice = backend_for(**good(mask=mask))
+    assert (choice.backend, choice.level) == ("fused_cpu", "python")
+    assert "masks" in choice.reason
+    few = backend_for(**good(q2=torch.randn(1, 2, 6, 8), k2=torch.randn(1, 1, 6, 8)))
+    assert few.level == "python"
+    assert "noise heads" in few.reason
+    odd = backend_for(**good(v=torch.randn(1, 2, 6, 5)))
+    assert "multiples of 8" in odd.reason
+
+
+def test_an_empty_batch_is_no_error():
+    tensors = {k: v[:0] if isinstance(v, torch.Tensor) else v for k, v in good().items()}
+    assert diff_attention(**tensors).shape == (0, 4, 6, 16)

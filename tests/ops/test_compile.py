@@ -1,0 +1,66 @@
+"""`torch.compile(fullgraph=True)` and `torch.export` go through the op and change nothing."""
+
+import pytest
+import torch
+
+from antiphase import diff_attention
+from antiphase.ops import attention
+from antiphase.ops.fused_cpu import native
+from tests.ops.cases import Case, errors, run
+
+
+def layer(q1, k1, q2, k2, v, lam):
+    out = diff_attention(2 * q1, k1, q2, k2, v, torch.sigmoid(lam), causal=True)
+    return out.square() + 1
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_compiled_equals_eager(backend: str):
+    if backend == "inductor" and native.compiler() is None:
+        pytest.skip("NO C++ COMPILER: inductor needs one")
+    torch._dynamo.reset()
+    inputs = Case(H=4, Hkv=2, Tq=33).inputs(torch.float32)
+    eager = run(layer, inputs)
+    compiled = run(torch.compile(layer, fullgraph=True, backend=backend), inputs)
+    assert max(errors(compiled, [t.double() for t in eager])) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["reference", "sdpa", "fused_cpu"])
+def test_every_backend_compiles_with_masks_and_numbers(name: str):
+    torch._dynamo.reset()
+    inputs = Case(B=2, H=4, Hkv=2, Tq=12).inputs()[:-1]
+    mask = torch.rand(2, 1, 12, 12) > 0.3
+
+    def f(*tensors):
+        return diff_attention(*tensors, 0.5, mask=mask, backend=name)
+
+    compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*inputs), f(*inputs))
+
+
+def test_lengths_may_vary_in_one_graph():
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+    for T in (17, 33, 70):
+        inputs = Case(Tq=T).inputs(torch.float32)
+        torch.testing.assert_close(compiled(*inputs), layer(*inputs))
+
+
+def test_export_keeps_one_operator():
+    class Module(torch.nn.Module):
+        def forward(self, q, k, v, sink):
+            return attention(q, k, v, sink=sink, causal=True, backend="fused_cpu")
+
+    inputs = (*(torch.randn(1, 2, 20, 16) for _ in range(3)), torch.randn(2))
+    program = torch.export.export(Module(), inputs)
+    targets = [str(n.target) for n in program.graph.nodes if n.op == "call_function"]
+    assert sum("antiphase.fused_attention" in t for t in targets) == 1
+    torch.testing.assert_close(program.module()(*inputs), Module()(*inputs))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_operators_pass_torch_library_checks(grad: bool):
+    inputs = [t.requires_grad_(grad) for t in Case(Tq=9).inputs(torch.float32)]
+    q1, k1, q2, k2, v, lam = inputs
+    arguments = (q1, k1, q2, k2, v, lam, None, None, True, 0.25, 0.25)
+    torch.library.opcheck(torch.ops.antiphase.fused_attention.default, arguments)

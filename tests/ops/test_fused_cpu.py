@@ -1,0 +1,160 @@
+"""What is promised of the fused backend beside the right numbers."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from antiphase import diff_attention
+from antiphase.benchmarks.measure import peak_extra_bytes
+from antiphase.ops import attention, fused_cpu
+from tests.ops.cases import Case, errors, run
+
+
+def test_forward_and_backward_are_deterministic(cxx):
+    """Same threads, same bits; also with one head, whose rows the threads share out."""
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            for case in (Case(H=1, Hkv=1, Tq=400), Case(B=2, H=4, Hkv=2, Tq=150)):
+                for dtype in (torch.float32, torch.bfloat16):
+                    inputs = case.inputs(dtype)
+                    first = run(diff_attention, inputs, causal=True)
+                    for _ in range(3):
+                        again = run(diff_attention, inputs, causal=True)
+                        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("Tq", [1, 300])
+def test_threads_do_not_change_the_result(cxx, Tq: int):
+    threads = torch.get_num_threads()
+    inputs = Case(H=1, Hkv=1, Tq=Tq, Tk=300, dv=64).inputs(torch.float32)
+    try:
+        results = []
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            results.append(run(diff_attention, inputs, causal=True))
+    finally:
+        torch.set_num_threads(threads)
+    assert max(errors(results[1], [t.double() for t in results[0]])) < 2e-6
+
+
+@pytest.mark.parametrize("level", ["python", "c++"])
+@pytest.mark.parametrize("Tq", [1, 90])
+def test_nan_stays_in_its_row(level: str, Tq: int, request):
+    if level == "c++":
+        request.getfixturevalue("cxx")
+    for dtype in (torch.float32, torch.bfloat16):
+        q1, k1, q2, k2, v, lam = Case(B=2, Tq=Tq, Tk=90).inputs(dtype)
+        row = min(Tq - 1, 17)
+        q2[0, 1, row, 3] = torch.nan
+        if level == "python":
+            with fused_cpu.python_level():
+                out = diff_attention(q1, k1, q2, k2, v, lam, causal=True)
+        else:
+            out = diff_attention(q1, k1, q2, k2, v, lam, causal=True)
+        bad = out.isnan()
+        assert bad[0, 1, row].all()
+        assert bad.sum() == out.shape[-1]
+
+
+def test_infinite_scores_are_nan_as_in_the_formula(cxx):
+    q1, k1, q2, k2, v, lam = Case(Tq=20).inputs(torch.float32)
+    q1[0, 0, 4] = torch.inf
+    out = diff_attention(q1, k1, q2, k2, v, lam, causal=True)
+    assert out[0, 0, 4].isnan().all()
+    assert torch.isfinite(out[0, 1]).all()
+    assert torch.isfinite(out[0, 0, :4]).all()
+
+
+@pytest.mark.parametrize("spread", [1.0, 30.0], ids=["mild", "far beyond what needs no maximum"])
+def test_scores_of_any_size(cxx, spread: float):
+    """Small scores skip the row maximum, large ones may not."""
+    inputs = Case(Tq=200, d=32, dv=32).inputs(torch.float32)
+    inputs[0] = inputs[0] * spread
+    expected = run(diff_attention, [t.double() for t in inputs], causal=True, backend="reference")
+    results = run(diff_attention, inputs, causal=True)
+    assert max(errors(results, expected)) < 2e-5 * spread
+
+
+@pytest.mark.parametrize("spread", [1.0, 6.0])
+def test_fp32_error_is_at_most_twice_that_of_standard_attention(cxx, spread: float):
+    q, k, v = (torch.randn(1, 4, 1000, 64) for _ in range(3))
+    q *= spread
+    exact = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=True)
+    standard = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    ours = attention(q, k, v, causal=True, backend="fused_cpu")
+    for norm in (lambda t: t.abs().max(), lambda t: t.square().mean().sqrt()):
+        assert norm(ours - exact) <= 2 * norm(standard - exact)
+
+    q1, k1, q2, k2, v, lam = Case(Tq=1000, d=64, dv=64).inputs(torch.float32)
+    exact = diff_attention(
+        *(t.double() for t in (q1, k1, q2, k2, v, lam)), causal=True, backend="reference"
+    )
+    two_calls = F.scaled_dot_product_attention(q1, k1, v, is_causal=True)
+    two_calls = two_calls - lam * F.scaled_dot_product_attention(q2, k2, v, is_causal=True)
+    ours = diff_attention(q1, k1, q2, k2, v, lam, causal=True)
+    for norm in (lambda t: t.abs().max(), lambda t: t.square().mean().sqrt()):
+        assert norm(ours - exact) <= 2 * norm(two_calls - exact)
+
+
+@pytest.mark.parametrize("level", ["python", "c++"])
+def test_second_derivatives_are_refused(level: str, request):
+    if level == "c++":
+        request.getfixturevalue("cxx")
+    dtype = torch.float32 if level == "c++" else torch.float64
+    inputs = [t.requires_grad_() for t in Case(Tq=9).inputs(dtype)]
+    out = diff_attention(*inputs, backend="fused_cpu")
+    (grad,) = torch.autograd.grad(out.sum(), inputs[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivatives; use backend='reference'"):
+        torch.autograd.grad(grad.sum(), inputs[1])
+
+
+def test_only_what_needs_a_gradient_gets_one(cxx):
+    inputs = Case(Tq=30).inputs(torch.float32)
+    inputs[4].requires_grad_()
+    diff_attention(*inputs, causal=True).sum().backward()
+    assert inputs[4].grad is not None
+    assert all(t.grad is None for i, t in enumerate(inputs) if i != 4)
+
+
+def test_vmap_is_refused_with_a_way_out():
+    inputs = [t[None] for t in Case(Tq=5).inputs()]
+    with pytest.raises(RuntimeError, match="does not support vmap"):
+        torch.vmap(lambda *t: diff_attention(*t, backend="fused_cpu"))(*inputs)
+
+
+def test_flop_counter_sees_two_maps_and_one_product():
+    case = Case(B=2, H=4, Hkv=2, Tq=10, Tk=12, d=8, d2=16, dv=24, causal=False)
+    inputs = [t.requires_grad_() for t in case.inputs()]
+    with FlopCounterMode(display=False) as counter:
+        out = diff_attention(*inputs, backend="fused_cpu")
+    forward = 2 * 2 * 4 * 10 * 12 * (8 + 16 + 24)
+    assert counter.get_total_flops() == forward
+    with FlopCounterMode(display=False) as counter:
+        out.sum().backward()
+    assert counter.get_total_flops() == 2 * 2 * 4 * 10 * 12 * (3 * (8 + 16) + 2 * 24)
+
+
+@pytest.mark.parametrize("level", ["python", "c++"])
+def test_memory_does_not_grow_with_the_square(level: str, request):
+    if level == "c++":
+        request.getfixturevalue("cxx")
+    T = 4096
+    inputs = [t.requires_grad_() for t in Case(Tq=T, d=16, dv=16).inputs(torch.float32)]
+
+    def work():
+        diff_attention(*inputs, causal=True, backend="fused_cpu").sum().backward()
+
+    if level == "python":
+        with fused_cpu.python_level():
+            peak = peak_extra_bytes(work)
+    else:
+        peak = peak_extra_bytes(work)
+    if peak is None:
+        pytest.skip("the system does not tell its peak memory")
+    one_map = 2 * T * T * 4  # bytes of one map of both heads
+    assert peak < one_map / 2
