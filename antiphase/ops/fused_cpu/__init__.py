@@ -125,7 +125,7 @@ def _backward(
             *(causal, scale1, scale2),
         )
     else:
-        grads = blocks.backward(a, dout, lse1, lse2)
+        grads = blocks.backward(a, dout)
     return [g for g in grads if g is not None]
 
 

@@ -71,21 +71,22 @@ class _Units:
         """Cut visible keys [b, u, heads, seen, d] out of [B, h, Tk, d], likewise."""
         return self.split(t)[at.batches, at.units, :, : at.seen].to(self.dtype)
 
-    def bias(self, at: _Block) -> tuple[Tensor | None, Tensor | None]:
-        """Return what is hidden in a block and what the mask adds, broadcastable to its map."""
-        hidden, added = None, None
-        if self.a.causal:
-            first = at.rows.start + self.Tk - self.Tq
-            rows = at.rows.stop - at.rows.start
-            hidden = ~causal_mask(rows, at.seen, self.a.q1.device, first)
+    def hide(self, s: Tensor, at: _Block) -> Tensor:
+        """Put the mask on the scores of a block, in place: -inf where a query may not look."""
         if (mask := self.a.mask) is not None:
             mask = mask.expand(self.B, self.H, self.Tq, self.Tk)
             mask = self.split(mask)[at.batches, at.units, :, at.rows, : at.seen]
             if mask.dtype == torch.bool:
-                hidden = ~mask if hidden is None else hidden | ~mask
+                s.masked_fill_(~mask, -torch.inf)
             else:
-                added = mask.to(self.dtype)
-        return hidden, added
+                s += mask.to(self.dtype)
+        if self.a.causal:
+            first = max(0, at.rows.start + self.Tk - self.Tq)  # keys before it are seen by all
+            rows = at.rows.stop - at.rows.start
+            offset = at.rows.start + self.Tk - self.Tq - first
+            seen = causal_mask(rows, at.seen - first, s.device, offset)
+            s[..., first:].masked_fill_(~seen, -torch.inf)
+        return s
 
 
 def _grouped(x: Tensor, y: Tensor) -> Tensor:
@@ -96,19 +97,30 @@ def _grouped(x: Tensor, y: Tensor) -> Tensor:
     return (x @ y).reshape(*x.shape[:-3], h, m, y.shape[-1])
 
 
-def _scores(u: _Units, at: _Block, q: Tensor, k: Tensor, scale: float) -> Tensor:
-    """Return base-2 scores [b, u, heads, rows, seen] of one map, -inf where it may not look."""
-    s = _grouped(u.rows(q, at) * (scale * LOG2E), u.keys(k, at).mT)
-    hidden, added = u.bias(at)
-    if s.shape[2] != u.heads and added is not None:
-        s = s.repeat_interleave(u.heads // s.shape[2], dim=2)
-    if added is not None:
-        s = torch.add(s, added, alpha=LOG2E)
-    if hidden is not None:
-        if s.shape[2] != u.heads and hidden.dim() > 2:
-            s = s.repeat_interleave(u.heads // s.shape[2], dim=2)
-        s.masked_fill_(hidden, -torch.inf)
-    return s
+def _map(u: _Units, at: _Block, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Return one map [b, u, heads, rows, seen] of a block and its base-2 normalisers.
+
+    A noise map keeps its own, fewer heads unless a mask tells the signal heads apart. A row that
+    sees nothing is zeros, with -inf as its normaliser.
+    """
+    s = _grouped(u.rows(q, at) * scale, u.keys(k, at).mT)
+    if u.a.mask is not None:
+        s = _every_head(u, s)
+    s = u.hide(s, at)
+    if u.a.sink is not None:
+        sink = u.a.sink.view(u.count, u.heads)[at.units, :, None, None]
+        s = torch.cat([s, sink.expand(*s.shape[:-1], 1)], dim=-1)
+    if s.shape[-1] == 0:
+        return s, s.new_full((*s.shape[:-1], 1), -torch.inf)
+    top = s.amax(-1, keepdim=True)
+    p = torch.softmax(s, dim=-1)
+    # The largest weight is exp(top - normaliser).
+    normaliser = (top - p.amax(-1, keepdim=True).log()) * LOG2E
+    if u.a.mask is not None or (u.a.causal and u.Tq > u.Tk):
+        blind = top == -torch.inf
+        p.masked_fill_(blind, 0.0)
+        normaliser.masked_fill_(blind, -torch.inf)
+    return (p if u.a.sink is None else p[..., :-1]), normaliser
 
 
 def _every_head(u: _Units, t: Tensor) -> Tensor:
@@ -129,85 +141,53 @@ def forward(a: Arguments) -> tuple[Tensor, Tensor, Tensor]:
     out = a.v.new_empty(u.B, u.H, u.Tq, a.v.shape[-1])
     lse = [a.v.new_empty(u.B, u.H, u.Tq, dtype=u.dtype) for _ in a.pairs]
     for at in u.blocks():
-        combined = None
+        maps = []
         for i, (q, k, scale) in enumerate(a.pairs):
-            s = _scores(u, at, q, k, scale)
-            normaliser = _logsumexp2(u, at, s)  # [b, u, heads, rows, 1]
-            p = _map(s, normaliser)
+            p, normaliser = _map(u, at, q, k, scale)
             u.split(lse[i])[at.batches, at.units, :, at.rows] = _every_head(u, normaliser)[..., 0]
-            if combined is None:
-                combined = p
-            else:
-                combined -= _every_head(u, p) * _lam(u, at)
-        assert combined is not None
-        result = _grouped(combined, u.keys(a.v, at))
+            maps.append(_every_head(u, p))
+        if a.lam is not None:
+            maps[0].addcmul_(maps[1], u.split(a.lam)[at.batches, at.units, :, at.rows], value=-1)
+        result = _grouped(maps[0], u.keys(a.v, at))
         u.split(out)[at.batches, at.units, :, at.rows] = result.to(out.dtype)
     return out, lse[0], lse[1] if len(lse) == 2 else lse[0].new_empty(0)
 
 
-def _lam(u: _Units, at: _Block) -> Tensor:
-    assert u.a.lam is not None
-    return u.split(u.a.lam)[at.batches, at.units, :, at.rows]
-
-
-def _logsumexp2(u: _Units, at: _Block, s: Tensor) -> Tensor:
-    """Return the base-2 log of a row's sum of 2^s, the sink included; -inf if it sees nothing."""
-    top = s.amax(-1, keepdim=True) if at.seen else s.new_full((*s.shape[:-1], 1), -torch.inf)
-    sink = None
-    if u.a.sink is not None:
-        sink = (u.a.sink * LOG2E).view(u.count, u.heads)[at.units, :, None, None]
-        top = torch.maximum(top, sink)
-    shift = top.masked_fill(top == -torch.inf, 0.0)
-    total = torch.exp2(s - shift).sum(-1, keepdim=True)
-    if sink is not None:
-        total += torch.exp2(sink - shift)
-    return total.log2() + shift
-
-
-def _map(s: Tensor, normaliser: Tensor) -> Tensor:
-    """Turn scores into a map, in place; a row that sees nothing becomes zeros."""
-    blind = normaliser == -torch.inf
-    return s.sub_(normaliser.masked_fill(blind, 0.0)).exp2_()
-
-
-def backward(a: Arguments, dout: Tensor, lse1: Tensor, lse2: Tensor) -> tuple[Tensor | None, ...]:
+def backward(a: Arguments, dout: Tensor) -> tuple[Tensor | None, ...]:
     """Return dq1, dk1, dq2, dk2, dv and, a row, dlam and dsink [B, H, Tq, 1]."""
     u = _Units(a)
-    lse = (lse1, lse2)
     dq = [torch.empty(q.shape, dtype=u.dtype) for q, _, _ in a.pairs]
     dk = [torch.zeros(k.shape, dtype=u.dtype) for _, k, _ in a.pairs]
     dv = torch.zeros(a.v.shape, dtype=u.dtype)
-    row_sums = [lse1.new_empty(u.B, u.H, u.Tq, 1) for _ in a.pairs]  # D of each map
+    dlam, dsink = (
+        None if t is None else torch.empty(u.B, u.H, u.Tq, 1, dtype=u.dtype)
+        for t in (a.lam, a.sink)
+    )
     for at in u.blocks():
         g = u.rows(dout, at)
         dA = _grouped(g, u.keys(a.v, at).mT)  # [b, u, heads, rows, seen]
-        combined = torch.zeros((), dtype=u.dtype)
+        maps = [_every_head(u, _map(u, at, q, k, scale)[0]) for q, k, scale in a.pairs]
         for i, (q, k, scale) in enumerate(a.pairs):
-            weight = -_lam(u, at) if i else None  # of the map in the difference
-            p = _map(
-                _every_head(u, _scores(u, at, q, k, scale)),
-                u.split(lse[i])[at.batches, at.units, :, at.rows, None],
-            )
-            D = (p * dA).sum(-1, keepdim=True)
-            u.split(row_sums[i])[at.batches, at.units, :, at.rows] = D
-            combined = p if weight is None else torch.addcmul(combined, weight, p)
-            dS = (dA - D).mul_(p)
-            if weight is not None:
-                dS *= weight
+            D = (maps[i] * dA).sum(-1, keepdim=True)
+            dS = (dA - D).mul_(maps[i])
+            if i == 1:
+                assert a.lam is not None
+                assert dlam is not None
+                lam = u.split(a.lam)[at.batches, at.units, :, at.rows]
+                u.split(dlam)[at.batches, at.units, :, at.rows] = -D
+                dS *= -lam
+                maps[0].addcmul_(maps[1], lam, value=-1)
+            elif dsink is not None:
+                left = 1 - maps[0].sum(-1, keepdim=True)  # the sink's share
+                u.split(dsink)[at.batches, at.units, :, at.rows] = -left * D
             if dS.shape[2] * u.count != q.shape[1]:  # a noise map that several heads share
                 dS = dS.unflatten(2, (q.shape[1] // u.count, -1)).sum(3)
-            u.split(dq[i])[at.batches, at.units, :, at.rows] = _grouped(dS, u.keys(k, at)) * scale
+            dS *= scale
+            u.split(dq[i])[at.batches, at.units, :, at.rows] = _grouped(dS, u.keys(k, at))
             into = u.split(dk[i])[at.batches, at.units, :, : at.seen]
-            _add_to_heads(into, dS.mT @ u.rows(q, at) * scale)
-        _add_to_heads(u.split(dv)[at.batches, at.units, :, : at.seen], combined.mT @ g)
+            _add_to_heads(into, dS.mT @ u.rows(q, at))
+        _add_to_heads(u.split(dv)[at.batches, at.units, :, : at.seen], maps[0].mT @ g)
     dtype = a.q1.dtype
-    pairs = [grad.to(dtype) for both in zip(dq, dk, strict=True) for grad in both]
-    dlam = dsink = None
-    if a.lam is not None:
-        dlam = -row_sums[1]
-    else:
-        pairs += [None, None]  # type: ignore[list-item]
-    if a.sink is not None:
-        weight = torch.exp2(a.sink[:, None, None] * LOG2E - lse1[..., None])
-        dsink = -weight * row_sums[0]
-    return (*pairs, dv.to(dtype), dlam, dsink)
+    grads: list[Tensor | None] = [g.to(dtype) for pair in zip(dq, dk, strict=True) for g in pair]
+    grads += [None] * (4 - len(grads))
+    return (*grads, dv.to(dtype), dlam, dsink)

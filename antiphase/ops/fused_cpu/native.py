@@ -298,14 +298,16 @@ def _adjacent(t: Tensor) -> Tensor:
     return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
 
 
-def _block_rows(kernel: str, keys: int) -> int:
-    """Return how many query rows go together: their score rows should stay in a near cache.
+def _block_rows(kernel: str, keys: int, backward: bool) -> int:
+    """Return how many query rows go together.
 
-    A BLAS packs its operands in every call and wants more rows; measured in docs/log.md.
+    Few keep their score rows in the near cache, many read keys and values less often, and a BLAS,
+    which packs its operands in every call, wants more; all cost memory. Measured in docs/log.md.
     """
-    if kernel != "blas bf16":
-        return 64
-    return 256 if 1024 <= keys < 8192 else 128
+    long = keys >= 8192 and not backward  # where the score rows would weigh beside the output
+    if kernel == "blas bf16":
+        return 96 if long else 256 if keys >= 1024 else 128
+    return 64 if long or keys < 4096 else 128
 
 
 def _call(
@@ -320,6 +322,8 @@ def _call(
     causal: bool,
     scale1: float,
     scale2: float,
+    *,
+    backward: bool,
 ) -> Call:
     """Return the call with its inputs filled in; tensors must have adjacent channels."""
     B, H, Tq, d1 = q1.shape
@@ -337,7 +341,7 @@ def _call(
         dv=dv,
         d2=0 if q2 is None else q2.shape[-1],
         causal=causal,
-        block_rows=_block_rows(KERNELS[kernel], Tk),
+        block_rows=_block_rows(KERNELS[kernel], Tk, backward),
         scale1=scale1,
         scale2=scale2,
         q1=_view(q1),
@@ -372,7 +376,7 @@ def forward(
     """Return the output and the base-2 row normalisers [B, H, Tq] of both maps."""
     q1, k1, v = _adjacent(q1), _adjacent(k1), _adjacent(v)
     q2, k2 = (None if t is None else _adjacent(t) for t in (q2, k2))
-    call = _call(library, q1, k1, q2, k2, v, lam, sink, causal, scale1, scale2)
+    call = _call(library, q1, k1, q2, k2, v, lam, sink, causal, scale1, scale2, backward=False)
     rows = q1.shape[:3]
     out = q1.new_empty(*rows, v.shape[-1])
     lse1 = q1.new_empty(rows, dtype=torch.float32)
@@ -402,7 +406,7 @@ def backward(
     """Return dq1, dk1, dq2, dk2, dv and, a row, dlam and dsink [B, H, Tq, 1]."""
     dout, q1, k1, v = _adjacent(dout), _adjacent(q1), _adjacent(k1), _adjacent(v)
     q2, k2 = (None if t is None else _adjacent(t) for t in (q2, k2))
-    call = _call(library, q1, k1, q2, k2, v, lam, sink, causal, scale1, scale2)
+    call = _call(library, q1, k1, q2, k2, v, lam, sink, causal, scale1, scale2, backward=True)
     call.dout, call.lse1, call.lse2 = _view(dout), _row_view(lse1), _row_view(lse2)
     grads = [None if t is None else t.new_empty(t.shape) for t in (q1, k1, q2, k2, v)]
     call.dq1, call.dk1, call.dq2, call.dk2, call.dv_ = (_view(t) for t in grads)
