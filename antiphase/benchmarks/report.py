@@ -37,9 +37,9 @@ def print_cell(console: Console, cell: Cell) -> None:
         title_justify="left",
     )
     table.add_column("alternative")
-    for name in ("wall ratio (quartiles)", "CPU ratio (quartiles)", "ms", "GFLOP/s", "of GEMM"):
+    columns = ("wall ratio (quartiles)", "CPU ratio (quartiles)", "to own one map", "ms")
+    for name in (*columns, "GFLOP/s", "of GEMM", "peak MB"):
         table.add_column(name, justify="right")
-    table.add_column("peak MB", justify="right")
     for title, backward in (("forward", False), ("forward + backward", True)):
         chosen = [row for row in cell.rows if row.backward == backward]
         if not chosen:
@@ -53,6 +53,7 @@ def print_cell(console: Console, cell: Cell) -> None:
                 row.name,
                 _ratio(row, "wall"),
                 _ratio(row, "cpu"),
+                "-" if row.one_map is None else f"{row.one_map.median:.2f}",
                 f"{row.milliseconds:.1f}",
                 f"{row.gflops:.0f}",
                 f"{row.gflops / cell.gemm_gflops:.0%}",

@@ -1,4 +1,4 @@
-"""Fused attention on a CPU, at two levels: C++ (`kernel.cpp`) and Python (`blocks.py`).
+"""Fused attention on a CPU, at two levels: C++ (`csrc/`, `native.py`) and Python (`blocks.py`).
 
 Registered with `torch.library`, so that `torch.compile`, `torch.export` and the FLOP counter see
 one operator; which level runs is settled inside it, call by call.

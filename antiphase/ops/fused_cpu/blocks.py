@@ -1,7 +1,7 @@
 """The Python level: blocks of query rows, one combined map, one product with V.
 
 Serves whatever the C++ level does not (masks, grouped noise, fp64, odd widths) and every machine
-without a compiler. The arithmetic is that of `kernel.cpp`; 16-bit inputs are computed in fp32.
+without a compiler. The arithmetic is that of `csrc/`; 16-bit inputs are computed in fp32.
 
 Heads are cut into units: the fewest neighbouring heads that share no key, value or noise head with
 the rest. A block is some units times some query rows, sized so that its maps stay in the caches.

@@ -1,0 +1,184 @@
+// Vectors, number types and the exponential.
+
+#pragma once
+
+#include <ATen/cpu/vec/functional.h>
+#include <ATen/cpu/vec/vec.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <tuple>
+#include <type_traits>
+
+// Called for every row of a tile: inlined, their constants stay in registers.
+#define ANTIPHASE_INLINE inline __attribute__((always_inline))
+
+namespace antiphase {
+
+using at::BFloat16;
+using at::Half;
+using Vec = at::vec::Vectorized<float>;
+using Int = at::vec::Vectorized<int32_t>;
+
+constexpr int64_t VL = Vec::size();
+constexpr int64_t kGrain = 64;     // keys are padded to this, a whole number of vector pairs
+constexpr int64_t kRowGrain = 16;  // query rows are padded to this
+constexpr float kLog2e = 1.4426950408889634f;
+// Scores known to stay within this many powers of two need no row maximum: their sums neither
+// overflow nor vanish in fp32.
+constexpr float kSafePower = 60.0f;
+constexpr float kInf = std::numeric_limits<float>::infinity();
+static_assert(kGrain % (2 * VL) == 0, "a grain holds whole pairs of vectors");
+
+inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+inline void load2(const float* p, Vec& a, Vec& b) { a = Vec::loadu(p), b = Vec::loadu(p + VL); }
+template <class N>
+inline void load2(const N* p, Vec& a, Vec& b) {
+  std::tie(a, b) = at::vec::convert_to_float<N>(at::vec::Vectorized<N>::loadu(p));
+}
+inline void store2(float* p, const Vec& a, const Vec& b) { a.store(p), b.store(p + VL); }
+template <class N>
+inline void store2(N* p, const Vec& a, const Vec& b) {
+  at::vec::convert_from_float<N>(a, b).store(p);
+}
+
+// Maps are stored as operands, two vectors at a time. In 16 bits the two are woven, lane by lane,
+// into one vector of words: rounding and unweaving are a few integer operations and no shuffle.
+// Keys of a stored map therefore stand in woven order, and so do the rows that a map multiplies.
+inline void load_map(const float* p, Vec& a, Vec& b) { load2(p, a, b); }
+inline void load_map(const BFloat16* p, Vec& a, Vec& b) {
+  const Int words = Int::loadu(p);
+  a = at::vec::cast<float>(words << Int(16));
+  b = at::vec::cast<float>(words & Int(-65536));
+}
+inline void load_map(const Half* p, Vec& a, Vec& b) { load2(p, a, b); }
+inline void store_map(float* p, const Vec& a, const Vec& b) { store2(p, a, b); }
+inline void store_map(Half* p, const Vec& a, const Vec& b) { store2(p, a, b); }
+inline void store_map(BFloat16* p, const Vec& a, const Vec& b) {
+  const Int half(0x8000);  // rounds half away from zero; infinities and quiet NaN survive
+  const Int low = ((at::vec::cast<int32_t>(a) + half) >> Int(16)) & Int(0xffff);
+  (low | ((at::vec::cast<int32_t>(b) + half) & Int(-65536))).store(p);
+}
+// The key that stands at place i of a stored map.
+template <class Op>
+inline int64_t woven(int64_t i) {
+  if constexpr (sizeof(Op) == 4) return i;
+  const int64_t at = i % (2 * VL);
+  return i - at + at / 2 + (at % 2 ? VL : 0);
+}
+
+// Rows of n numbers from one type to another; n need not be a multiple of anything.
+template <class From, class To>
+inline void convert_row(const From* from, To* to, int64_t n) {
+  if constexpr (std::is_same_v<From, To>) {
+    std::memcpy(to, from, n * sizeof(To));
+  } else {
+    int64_t i = 0;
+    Vec a, b;
+    for (; i + 2 * VL <= n; i += 2 * VL) load2(from + i, a, b), store2(to + i, a, b);
+    for (; i < n; i++) to[i] = static_cast<To>(static_cast<float>(from[i]));
+  }
+}
+
+// Add to a vector that lies in memory.
+inline void accumulate(float* to, const Vec& v) { (Vec::loadu(to) + v).store(to); }
+
+inline float sum_lanes(const Vec& v) {
+  return at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return x + y; }, v);
+}
+inline float max_lanes(const Vec& v) {
+  return at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return at::vec::maximum(x, y); }, v);
+}
+
+// 2^x for x < 128; below -126 it stays there (NaN stays NaN). The integer part is found by adding 1.5 * 2^23, whose low bits
+// then hold it; 2^fraction is a minimax polynomial with relative error 2e-7 (Op float) or 7e-5
+// (16-bit operands, which round at 4e-3).
+template <class Op>
+ANTIPHASE_INLINE Vec exp2_fast(Vec x) {
+  const Vec magic(12582912.0f);
+  x = at::vec::clamp_min(x, Vec(-126.0f));
+  const Vec shifted = x + magic;
+  const Vec r = x - (shifted - magic);
+  Vec p;
+  if constexpr (std::is_same_v<Op, float>) {
+    p = at::vec::fmadd(Vec(1.327647198e-03f), r, Vec(9.675541334e-03f));
+    p = at::vec::fmadd(p, r, Vec(5.550713274e-02f));
+    p = at::vec::fmadd(p, r, Vec(2.402211972e-01f));
+    p = at::vec::fmadd(p, r, Vec(6.931469671e-01f));
+    p = at::vec::fmadd(p, r, Vec(1.000000072e+00f));
+  } else {
+    p = at::vec::fmadd(Vec(5.517166907e-02f), r, Vec(2.426111222e-01f));
+    p = at::vec::fmadd(p, r, Vec(6.932609855e-01f));
+    p = at::vec::fmadd(p, r, Vec(9.999280735e-01f));
+  }
+  const Int exponent = at::vec::cast<int32_t>(shifted) << Int(23);
+  return at::vec::cast<float>(at::vec::cast<int32_t>(p) + exponent);
+}
+
+// Keep the first `count` lanes, zero the rest.
+inline Vec first_lanes(const Vec& v, int64_t count) {
+  if (count >= VL) return v;
+  return count <= 0 ? Vec(0.0f) : Vec::set(Vec(0.0f), v, count);
+}
+
+// The sum of squares of n numbers.
+template <class N>
+inline float square_norm(const N* x, int64_t n) {
+  Vec sum(0.0f), a, b;
+  int64_t i = 0;
+  for (; i + 2 * VL <= n; i += 2 * VL) {
+    load2(x + i, a, b);
+    sum = at::vec::fmadd(a, a, at::vec::fmadd(b, b, sum));
+  }
+  float rest = 0.0f;
+  for (; i < n; i++) rest += static_cast<float>(x[i]) * static_cast<float>(x[i]);
+  return sum_lanes(sum) + rest;
+}
+
+// The largest of c * s[0..n).
+inline float row_max(const float* s, int64_t n, float c) {
+  Vec m0(-kInf), m1(-kInf);
+  int64_t i = 0;
+  for (; i + 2 * VL <= n; i += 2 * VL) {
+    m0 = at::vec::clamp_min(m0, Vec::loadu(s + i));
+    m1 = at::vec::clamp_min(m1, Vec::loadu(s + i + VL));
+  }
+  float m = max_lanes(at::vec::clamp_min(m0, m1));
+  for (; i < n; i++) m = std::max(m, s[i]);
+  return m * c;
+}
+
+// e = 2^(c s - m) for the first n of `width` columns, zero after them. Returns, lane by lane, the
+// sum of e, or of e y if weighted.
+template <bool kWeighted, class Op>
+ANTIPHASE_INLINE Vec row_exp2(const float* s, Op* e, int64_t n, int64_t width, float c, float m,
+                              const float* y = nullptr) {
+  const Vec vc(c), vm(-m);
+  Vec sum0(0.0f), sum1(0.0f);
+  auto add = [&](const Vec& a, const Vec& b, int64_t i) {
+    if constexpr (kWeighted) {
+      sum0 = at::vec::fmadd(a, Vec::loadu(y + i), sum0);
+      sum1 = at::vec::fmadd(b, Vec::loadu(y + i + VL), sum1);
+    } else {
+      sum0 = sum0 + a, sum1 = sum1 + b;
+    }
+    store_map(e + i, a, b);
+  };
+  int64_t i = 0;
+  for (; i + 2 * VL <= n; i += 2 * VL)
+    add(exp2_fast<Op>(at::vec::fmadd(Vec::loadu(s + i), vc, vm)),
+        exp2_fast<Op>(at::vec::fmadd(Vec::loadu(s + i + VL), vc, vm)), i);
+  if (i < n) {
+    add(first_lanes(exp2_fast<Op>(at::vec::fmadd(Vec::loadu(s + i), vc, vm)), n - i),
+        first_lanes(exp2_fast<Op>(at::vec::fmadd(Vec::loadu(s + i + VL), vc, vm)), n - i - VL), i);
+    i += 2 * VL;
+  }
+  for (; i < width; i += 2 * VL) store_map(e + i, Vec(0.0f), Vec(0.0f));
+  return sum0 + sum1;
+}
+
+}  // namespace antiphase
