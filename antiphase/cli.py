@@ -105,7 +105,7 @@ def doctor() -> None:
     from antiphase.doctor import findings
 
     for name, text in findings():
-        console.print(f"[bold]{name}[/]  {text}", highlight=False)
+        console.print(f"[bold]{name}[/]  {text}", highlight=False, soft_wrap=True)
 
 
 @app.command("build-kernels")
@@ -120,7 +120,8 @@ def build_kernels(
         rates = native.library().rates
     except native.Unavailable as reason:
         _fail(f"the kernels could not be built: {reason}")
-    console.print(f"{path}: " + ", ".join(f"{k} {v:.0f} GFLOP/s" for k, v in rates.items()))
+    speeds = ", ".join(f"{name} {rate:.0f} GFLOP/s" for name, rate in rates.items())
+    console.print(f"{path}: {speeds}", highlight=False, soft_wrap=True)
 
 
 def _fail(message: str) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from antiphase.ops.fused_cpu.cpu import cache_folder, cpu_key, guard_bf16
+from antiphase.ops.fused_cpu.cpu import cache_folder, cpu_key, guard_bf16, near_cache_bytes
 
 SOURCES = Path(__file__).with_name("csrc")
 SWITCH = "ANTIPHASE_NATIVE"
@@ -53,7 +53,7 @@ class View(ctypes.Structure):
     ]
 
 
-_INTEGERS = "dtype kernel B H Hkv Tq Tk d1 d2 dv causal block_rows"
+_INTEGERS = "dtype kernel B H Hkv Tq Tk d1 d2 dv causal block_rows pack_bytes"
 _VIEWS = "q1 k1 q2 k2 v lam sink out lse1 lse2 dout dq1 dk1 dq2 dk2 dv_ dlam dsink"
 
 
@@ -310,16 +310,26 @@ def _adjacent(t: Tensor) -> Tensor:
     return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
 
 
-def _block_rows(kernel: str, keys: int, backward: bool) -> int:
+def _block_rows(kernel: str, q1: Tensor, v: Tensor, backward: bool) -> int:
     """Return how many query rows go together.
 
-    Few keep their score rows in the near cache, many read keys and values less often, and a BLAS,
-    which packs its operands in every call, wants more; all cost memory. Measured in docs/log.md.
+    Few rows keep their scores of two maps in the near cache; where even 64 do not fit it, more rows
+    read keys and values less often. A BLAS packs its operands in every call and wants more still.
+    All threads' scores together stay small beside the output. Measured in docs/log.md.
     """
-    long = keys >= 8192 and not backward  # where the score rows would weigh beside the output
-    if kernel == "blas bf16":
-        return 96 if long else 256 if keys >= 1024 else 128
-    return 64 if long or keys < 4096 else 128
+    B, H, Tq, _ = q1.shape
+    Tk, dv = v.shape[2:]
+    blas = kernel == "blas bf16"
+    row_bytes = 2 * Tk * (2 if blas else 4)
+    if blas:
+        rows = 256 if Tk >= 1024 else 128
+    else:
+        rows = 64 if 64 * row_bytes <= near_cache_bytes() // 2 else 128
+    if backward:
+        return rows
+    budget = max(6 << 20, B * H * Tq * dv * v.element_size() // 4)
+    affordable = budget // (row_bytes * torch.get_num_threads()) // 16 * 16
+    return max(32, min(rows, affordable))
 
 
 def _call(
@@ -353,7 +363,8 @@ def _call(
         dv=dv,
         d2=0 if q2 is None else q2.shape[-1],
         causal=causal,
-        block_rows=_block_rows(KERNELS[kernel], Tk, backward),
+        block_rows=_block_rows(KERNELS[kernel], q1, v, backward),
+        pack_bytes=near_cache_bytes() // 2,
         scale1=scale1,
         scale2=scale2,
         q1=_view(q1),

@@ -14,7 +14,9 @@ struct Call {
   int64_t dtype;   // 0 fp32, 1 bf16, 2 fp16
   int64_t kernel;  // 0 brgemm fp32, 1 brgemm bf16, 2 blas bf16
   int64_t B, H, Hkv, Tq, Tk, d1, d2, dv;
-  int64_t causal, block_rows;
+  int64_t causal;
+  int64_t block_rows;  // query rows that go together
+  int64_t pack_bytes;  // of keys and values packed at a time, at least one head
   double scale1, scale2;
   View q1, k1, q2, k2, v, lam, sink;  // q2.data is null for one map, sink.data for no sink
   View out, lse1, lse2;

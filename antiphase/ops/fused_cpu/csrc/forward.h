@@ -46,12 +46,12 @@ struct Forward {
 
   // Keys and values are packed for a few heads at a time: enough work to share, little memory.
   void run() {
-    constexpr int64_t kPackBytes = int64_t{1} << 20, kItemsPerThread = 8;
+    constexpr int64_t kItemsPerThread = 8;
     const int64_t total = c.B * c.Hkv, keys_padded = z.tiles * kTile;
     const int64_t width = c.d1 + (z.maps == 2 ? c.d2 : 0) + c.dv;
     const int64_t bytes = keys_padded * width * static_cast<int64_t>(sizeof(Op));
     const int64_t busy = kItemsPerThread * at::get_num_threads() / (z.group * z.blocks) + 1;
-    heads = std::clamp<int64_t>(std::max(kPackBytes / bytes, busy), 1, total);
+    heads = std::clamp<int64_t>(std::max(c.pack_bytes / bytes, busy), 1, total);
     for (int map = 0; map < z.maps; map++) {
       norms[map].resize(heads * z.tiles);
       if (packs(map)) keys[map].resize(heads * keys_padded * (map ? c.d2 : c.d1));
