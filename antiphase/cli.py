@@ -4,10 +4,11 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, NoReturn, Optional
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 app = typer.Typer(
     help="Noise-cancelling (differential) attention for PyTorch.",
@@ -105,7 +106,7 @@ def doctor() -> None:
     from antiphase.doctor import findings
 
     for name, text in findings():
-        console.print(f"[bold]{name}[/]  {text}", highlight=False, soft_wrap=True)
+        console.print(f"[bold]{name}[/]  {escape(text)}", highlight=False, soft_wrap=True)
 
 
 @app.command("build-kernels")
@@ -124,7 +125,7 @@ def build_kernels(
     console.print(f"{path}: {speeds}", highlight=False, soft_wrap=True)
 
 
-def _fail(message: str) -> None:
+def _fail(message: str) -> NoReturn:
     typer.echo(f"antiphase: {message}", err=True)
     raise typer.Exit(2)
 

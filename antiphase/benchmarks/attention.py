@@ -52,10 +52,15 @@ class Setting:
         return self.length if self.queries is None else self.queries
 
     @property
+    def masked(self) -> bool:
+        """Fewer query rows than keys are decoding: every row sees every key."""
+        return self.causal and self.queries is None
+
+    @property
     def flops(self) -> float:
         """Forward floating-point operations of standard attention, the visible part only."""
         pairs = self.rows * self.length
-        if self.causal:
+        if self.masked:
             pairs -= self.rows * (self.rows - 1) // 2
         return 4.0 * self.batch * self.heads * pairs * self.width
 
@@ -102,10 +107,9 @@ def _inputs(s: Setting, grad: bool) -> tuple[list[Tensor], list[Tensor]]:
 
 def _calls(s: Setting) -> dict[str, Call]:
     """Return every alternative as a function of the two kinds of inputs."""
-    causal = s.causal and s.rows == s.length  # one row that sees every key needs no mask
 
     def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=s.masked)
 
     def halves(x: list[Tensor]) -> Tensor:
         q1, k1, q2, k2, v = x
@@ -119,13 +123,13 @@ def _calls(s: Setting) -> dict[str, Call]:
     def ours(backend: str) -> Call:
         def call(_: list[Tensor], x: list[Tensor]) -> Tensor:
             q1, k1, q2, k2, v = x
-            return diff_attention(q1, k1, q2, k2, v, LAM, causal=s.causal, backend=backend)
+            return diff_attention(q1, k1, q2, k2, v, LAM, causal=s.masked, backend=backend)
 
         return call
 
     calls = {
         STANDARD: lambda x, _: sdpa(*x),
-        ONE_MAP: lambda x, _: attention(*x, causal=s.causal, backend="fused_cpu"),
+        ONE_MAP: lambda x, _: attention(*x, causal=s.masked, backend="fused_cpu"),
         FUSED: ours("fused_cpu"),
         PYTHON: ours("fused_cpu"),
         "antiphase sdpa (padded)": ours("sdpa"),
@@ -167,7 +171,15 @@ def measure_cell(
     s: Setting, *, backward: bool, rounds: int, tick: Callable[[], None] = lambda: None
 ) -> Cell:
     """Measure every alternative in one cell; `tick` is called after each round."""
+    threads = torch.get_num_threads()
     torch.set_num_threads(s.threads)
+    try:
+        return _measure(s, backward, rounds, tick)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measure(s: Setting, backward: bool, rounds: int, tick: Callable[[], None]) -> Cell:
     cell = Cell(s, 0.0, [])
     a = torch.randn(1024, 1024).to(DTYPES[s.dtype])
     gemm: list[float] = []
@@ -213,7 +225,7 @@ def _tile_gflops(s: Setting) -> float:
     except native.Unavailable:
         return 0.0
     kernel = library.bf16_kernel if s.dtype == "bf16" else 0
-    return float(library.handle.antiphase_rate(kernel))
+    return native.tile_rate(library.handle, kernel)
 
 
 def machine() -> dict[str, Any]:

@@ -29,7 +29,7 @@ def print_machine(console: Console, about: dict[str, Any]) -> None:
 def print_cell(console: Console, cell: Cell) -> None:
     """Print one cell as a table: ratios to standard attention, lower is better."""
     s = cell.setting
-    shape = f"{s.batch}x{s.heads}x{s.width}, " + ("causal" if s.causal else "full")
+    shape = f"{s.batch}x{s.heads}x{s.width}, " + ("causal" if s.masked else "full")
     rows = "" if s.queries is None else f", {s.queries} query rows"
     table = Table(
         title=f"{s.dtype}, T = {s.length}{rows}, {s.threads} thread(s), {shape}; "

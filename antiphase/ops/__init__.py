@@ -5,7 +5,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from antiphase.ops import dispatch, reference
-from antiphase.ops.arguments import check
+from antiphase.ops.arguments import Arguments, check
 from antiphase.ops.dispatch import Choice
 
 __all__ = ["Choice", "Maps", "attention", "attention_maps", "backend_for", "diff_attention"]
@@ -34,7 +34,7 @@ def diff_attention(
     query sees every key. `mask` broadcasts to [B, H, Tq, Tk]: boolean (True: attend) or additive.
     Scales default to width**-0.5. A row that sees nothing gives zeros.
     """
-    a = check(q1, k1, q2, k2, v, lam, None, mask, causal, scale, scale2)
+    a = _two_maps(q1, k1, q2, k2, v, lam, mask, causal, scale, scale2)
     return dispatch.run(a, backend)
 
 
@@ -78,7 +78,7 @@ def attention_maps(
     scale2: float | None = None,
 ) -> Maps:
     """Return the maps that `diff_attention` with the same arguments never writes down."""
-    a = check(q1, k1, q2, k2, v, lam, None, mask, causal, scale, scale2)
+    a = _two_maps(q1, k1, q2, k2, v, lam, mask, causal, scale, scale2)
     A1, A2 = reference.maps(a)
     return Maps(A1, A2, reference.combine(a, [A1, A2]))
 
@@ -99,5 +99,26 @@ def backend_for(
     backend: str = "auto",
 ) -> Choice:
     """Return which backend and level would serve a call, and why (q2 = k2 = None: `attention`)."""
-    a = check(q1, k1, q2, k2, v, lam, sink, mask, causal, scale, scale2)
+    if q2 is None and k2 is None:
+        a = check(q1, k1, None, None, v, None, sink, mask, causal, scale, None)
+    else:
+        lam = 0.0 if lam is None else lam
+        a = check(q1, k1, q2, k2, v, lam, None, mask, causal, scale, scale2)
     return dispatch.explain(a, backend)
+
+
+def _two_maps(
+    q1: Tensor,
+    k1: Tensor,
+    q2: Tensor,
+    k2: Tensor,
+    v: Tensor,
+    lam: Tensor | float,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    scale2: float | None,
+) -> Arguments:
+    if lam is None:
+        raise ValueError("lam: got None, expected a number or a tensor")
+    return check(q1, k1, q2, k2, v, lam, None, mask, causal, scale, scale2)

@@ -82,9 +82,12 @@ def check(
     scale: float | None,
     scale2: float | None,
 ) -> Arguments:
-    """Check one call's arguments and bring them into the form the backends expect."""
-    named = {"q1": q1, "k1": k1, "v": v}
-    if q2 is not None and k2 is not None:
+    """Check one call's arguments and bring them into the form the backends expect.
+
+    A `lam` means two maps, none means one.
+    """
+    named: dict[str, Tensor | None] = {"q1": q1, "k1": k1, "v": v}
+    if lam is not None:
         named |= {"q2": q2, "k2": k2}
     _check_tensors(named)
     B, H, Tq, d = q1.shape
@@ -115,10 +118,12 @@ def check(
     )
 
 
-def _check_tensors(named: dict[str, Tensor]) -> None:
-    for name, t in named.items():
+def _check_tensors(tensors: dict[str, Tensor | None]) -> None:
+    named: dict[str, Tensor] = {}
+    for name, t in tensors.items():
         if not isinstance(t, Tensor):
             raise ValueError(f"{name}: got {type(t).__name__}, expected a tensor")
+        named[name] = t
         if t.dim() != 4:
             raise ValueError(
                 f"{name}: got shape {tuple(t.shape)}, expected 4 dimensions [B, heads, T, channels]"
@@ -152,6 +157,8 @@ def _check_lam(
 ) -> Tensor:
     shape = (*rows, 1)
     if not isinstance(lam, Tensor):
+        if not isinstance(lam, (int, float)):
+            raise ValueError(f"lam: got {type(lam).__name__}, expected a number or a tensor")
         return torch.full((1, 1, 1, 1), float(lam), device=device, dtype=dtype).expand(shape)
     if not lam.is_floating_point():
         raise ValueError(f"lam: got dtype {lam.dtype}, expected a floating-point tensor or number")

@@ -14,44 +14,46 @@ from antiphase.ops.arguments import Arguments, repeat_heads, visible
 
 def forward(a: Arguments) -> Tensor:
     """Return the output [B, H, Tq, dv]."""
-    outputs = [_one_map(a, q, k, scale) for q, k, scale in a.pairs]
-    if a.lam is None:
-        return outputs[0]
-    return (outputs[0] - a.lam * outputs[1]).to(a.v.dtype)
+    causal = a.causal and a.q1.shape[2] > 1  # a single query sees every key
+    mask, blind = a.mask, None
+    if mask is not None or (causal and a.q1.shape[2] != a.k1.shape[2]):
+        mask, blind = _one_mask(a)
+        causal = False
+    outputs = [_one_map(a, q, k, scale, mask, causal) for q, k, scale in a.pairs]
+    out = outputs[0] if a.lam is None else (outputs[0] - a.lam * outputs[1]).to(a.v.dtype)
+    return out if blind is None else out.masked_fill(blind, 0.0)
 
 
-def _one_map(a: Arguments, q: Tensor, k: Tensor, scale: float) -> Tensor:
-    H, Tq, Tk, dv = a.q1.shape[1], q.shape[2], k.shape[2], a.v.shape[-1]
-    q = repeat_heads(q, H)
-    k, v = repeat_heads(k, H), repeat_heads(a.v, H)
-    mask, causal, blind = a.mask, a.causal and Tq > 1, None
-    if mask is not None and mask.dtype != torch.bool:
-        mask = mask.to(q.dtype)
-    if causal and (mask is not None or Tq != Tk):
-        mask, causal = _fold(a, mask), False
-    if mask is not None:
-        may = visible(a)
-        assert may is not None
-        blind = ~may.any(dim=-1, keepdim=True)
-        mask = mask.masked_fill(blind, True if mask.dtype == torch.bool else 0.0)
+def _one_mask(a: Arguments) -> tuple[Tensor, Tensor]:
+    """Return causality and the given mask as one, and the rows that see nothing.
+
+    Those rows are opened, so that no kernel divides by zero; their output is dropped.
+    """
+    may = visible(a)
+    assert may is not None
+    blind = ~may.any(dim=-1, keepdim=True)
+    if a.mask is None or a.mask.dtype == torch.bool:
+        return may | blind, blind
+    dtype = a.q1.dtype
+    # A finite bias stays finite in a narrower dtype.
+    lowest = max(torch.finfo(dtype).min, torch.finfo(a.mask.dtype).min)
+    added = a.mask.clamp_min(lowest).to(dtype)
+    added = added.expand(torch.broadcast_shapes(added.shape, may.shape))
+    return added.masked_fill(~may, -torch.inf).masked_fill(blind, 0.0), blind
+
+
+def _one_map(
+    a: Arguments, q: Tensor, k: Tensor, scale: float, mask: Tensor | None, causal: bool
+) -> Tensor:
+    """Return softmax(q k^T) v of one map."""
+    H, Tq, dv = a.q1.shape[1], q.shape[2], a.v.shape[-1]
+    q, k, v = (repeat_heads(t, H) for t in (q, k, a.v))
     if a.sink is not None:
         q, k, v, mask = _with_sink(a.sink, q, k, v, mask, scale, causal)
     width = max(q.shape[-1], v.shape[-1])
     q, k, v = (F.pad(t, (0, width - t.shape[-1])) if t.shape[-1] < width else t for t in (q, k, v))
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
-    out = out[..., -Tq:, :dv]
-    return out if blind is None else out.masked_fill(blind, 0.0)
-
-
-def _fold(a: Arguments, mask: Tensor | None) -> Tensor:
-    """Return causality and the given mask as one mask."""
-    if mask is None or mask.dtype == torch.bool:
-        may = visible(a)
-        assert may is not None
-        return may
-    may = visible(a)
-    assert may is not None
-    return mask.expand(torch.broadcast_shapes(mask.shape, may.shape)).masked_fill(~may, -torch.inf)
+    return out[..., -Tq:, :dv]
 
 
 def _with_sink(

@@ -37,5 +37,5 @@ def test_flops_count_the_visible_part():
     assert full.flops == 4 * 2 * 64 * 4
     causal = Setting("fp32", 8, 1, heads=2, width=4)
     assert causal.flops == 4 * 2 * 36 * 4
-    one_row = Setting("fp32", 8, 1, queries=1, heads=2, width=4)
-    assert one_row.flops == 4 * 2 * 8 * 4
+    two_rows = Setting("fp32", 8, 1, queries=2, heads=2, width=4)
+    assert two_rows.flops == 4 * 2 * 16 * 4

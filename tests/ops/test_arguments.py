@@ -45,6 +45,10 @@ BAD = {
     "mask with grad": ({"mask": torch.zeros(6, 6, requires_grad=True)}, "mask: requires grad"),
     "scale": ({"scale": -1.0}, "scale: got -1.0, expected a positive"),
     "scale2": ({"scale2": 0.0}, "scale2: got 0.0"),
+    "no lam": ({"lam": None}, "lam: got None"),
+    "lam of text": ({"lam": "0.5"}, "lam: got str"),
+    "no noise": ({"q2": None, "k2": None}, "q2: got NoneType, expected a tensor"),
+    "no noise keys": ({"k2": None}, "k2: got NoneType, expected a tensor"),
     "backend": ({"backend": "cudnn"}, "backend: got 'cudnn', allowed are auto, reference, sdpa"),
 }
 
@@ -78,10 +82,16 @@ def test_backend_for_says_why():
     few = backend_for(**good(q2=torch.randn(1, 2, 6, 8), k2=torch.randn(1, 1, 6, 8)))
     assert few.level == "python"
     assert "noise heads" in few.reason
+    equal = backend_for(**good(mask=mask, v=torch.randn(1, 2, 6, 8)))
+    assert equal.backend == "sdpa"
+    assert "masks are not built" in equal.reason
     odd = backend_for(**good(v=torch.randn(1, 2, 6, 5)))
     assert "multiples of 8" in odd.reason
 
 
 def test_an_empty_batch_is_no_error():
     tensors = {k: v[:0] if isinstance(v, torch.Tensor) else v for k, v in good().items()}
-    assert diff_attention(**tensors).shape == (0, 4, 6, 16)
+    tensors["v"].requires_grad_()
+    out = diff_attention(**tensors)
+    assert out.shape == (0, 4, 6, 16)
+    out.sum().backward()

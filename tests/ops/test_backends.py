@@ -134,7 +134,7 @@ def test_rows_that_see_nothing_give_zeros_and_zero_gradients(name: str, request)
 
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
-@pytest.mark.parametrize("lengths", [(40, 40), (5, 40), (30, 70)], ids=str)
+@pytest.mark.parametrize("lengths", [(40, 40), (5, 40), (30, 70), (50, 20)], ids=str)
 def test_one_map_with_a_sink(name: str, causal: bool, lengths, request):
     if name == "c++":
         request.getfixturevalue("cxx")
@@ -201,13 +201,47 @@ def test_strided_inputs_and_a_fused_projection(name: str, request):
     torch.testing.assert_close(apart, together)
 
 
+def test_sink_in_bf16(cxx):
+    inputs = [torch.randn(2, 4, 70, 16).bfloat16() for _ in range(3)] + [torch.randn(4)]
+
+    def f(q, k, v, sink, backend):
+        return attention(q, k, v, sink=sink, causal=True, backend=backend)
+
+    expected = run(f, [t.double() for t in inputs], backend="reference")
+    assert max(errors(run(f, inputs, backend="fused_cpu"), expected)) < TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("name", ["sdpa", "python"])
+def test_finite_biases_stay_finite_in_16_bits(name: str):
+    """The lowest fp32 number, as padding masks have it, is -inf in bf16; a row of it is uniform."""
+    inputs = Case(Tq=6).inputs(torch.bfloat16)
+    mask = torch.full((6, 6), torch.finfo(torch.float32).min)
+    mask[3:, :3] = 0.0
+    expected = diff_attention(*(t.double() for t in inputs), mask=mask, backend="reference")
+    with level_of(name) as backend:
+        out = diff_attention(*inputs, mask=mask, backend=backend)
+    torch.testing.assert_close(out.double(), expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_rows_that_overlap_in_memory(cxx, dtype: torch.dtype):
+    """One key expanded over all positions, and windows cut from one sequence."""
+    q = torch.randn(1, 2, 20, 16).to(dtype)
+    one = torch.randn(1, 2, 1, 16).to(dtype).expand(1, 2, 64, 16)
+    windows = torch.randn(1, 2, 79).to(dtype).unfold(2, 16, 1)  # [1, 2, 64, 16], row stride 1
+    for k in (one, windows):
+        out = attention(q, k, k, backend="fused_cpu")
+        torch.testing.assert_close(out, attention(q, k.contiguous(), k.contiguous()))
+
+
 @pytest.mark.parametrize("name", ["python", "c++"])
-def test_one_key_tensor_for_both_maps(name: str, request):
+@pytest.mark.parametrize("Tq", [1, 70])
+def test_one_key_tensor_for_both_maps(name: str, Tq: int, request):
     """DIFF V2: the gradient of the shared key is the sum of both maps'."""
     if name == "c++":
         request.getfixturevalue("cxx")
     dtype = torch.float32 if name == "c++" else torch.float64
-    q1, k, q2, _, v, lam = Case(H=4, Hkv=2, Tq=70).inputs(dtype)
+    q1, k, q2, _, v, lam = Case(H=4, Hkv=2, Tq=Tq, Tk=70).inputs(dtype)
 
     def f(q1, k, q2, v, lam, backend):
         return diff_attention(q1, k, q2, k, v, lam, causal=True, backend=backend)

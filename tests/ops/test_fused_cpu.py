@@ -72,6 +72,15 @@ def test_infinite_scores_are_nan_as_in_the_formula(cxx):
     assert torch.isfinite(out[0, 0, :4]).all()
 
 
+def test_keys_of_minus_infinity_are_passed_over(cxx):
+    """A whole first tile of -inf scores leaves the later keys' weights alone."""
+    q, k, v = (torch.randn(1, 1, 300, 16) for _ in range(3))
+    q[..., 0] = 1.0
+    k[:, :, :130, 0] = -torch.inf
+    out = attention(q, k, v, backend="fused_cpu")
+    torch.testing.assert_close(out, attention(q, k[:, :, 130:], v[:, :, 130:]), atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("spread", [1.0, 30.0], ids=["mild", "far beyond what needs no maximum"])
 def test_scores_of_any_size(cxx, spread: float):
     """Small scores skip the row maximum, large ones may not."""

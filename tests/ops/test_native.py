@@ -5,9 +5,13 @@ scripts where only their outcome matters.
 """
 
 import os
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+import pytest
 
 from antiphase.ops.fused_cpu import native
 
@@ -100,6 +104,8 @@ def test_library_of_another_interface(cxx, tmp_path: Path):
     source = """
     extern "C" long antiphase_call_size() { return 8; }
     extern "C" double antiphase_rate(long) { return 1.0; }
+    extern "C" long antiphase_forward() { return 0; }
+    extern "C" long antiphase_backward() { return 0; }
     """
     fell_back(play(tmp_path, CXX=library_from(tmp_path, source)), "another interface")
 
@@ -109,6 +115,8 @@ def test_library_this_processor_cannot_run(cxx, tmp_path: Path):
     source = f"""
     extern "C" long antiphase_call_size() {{ return {native.ctypes.sizeof(native.Call)}; }}
     extern "C" double antiphase_rate(long) {{ __builtin_trap(); }}
+    extern "C" long antiphase_forward() {{ return 0; }}
+    extern "C" long antiphase_backward() {{ return 0; }}
     """
     fell_back(play(tmp_path, CXX=library_from(tmp_path, source)), "died of SIG")
 
@@ -149,8 +157,35 @@ def test_builder_killed_midway_leaves_nothing_behind(cxx, tmp_path: Path):
     slow = stand_in(tmp_path, f'touch "{started}"; sleep 60')
     process = start(tmp_path, CXX=slow)
     while not started.exists() and process.poll() is None:
-        pass
+        time.sleep(0.05)
     process.kill()
     process.communicate()
     good = stand_in(tmp_path, f'cp "{cxx.path}" "$out"')
     assert "level: c++" in play(tmp_path, CXX=good)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", ["avx2", "default"])
+def test_other_instruction_sets(cxx, tmp_path: Path, capability: str):
+    """The same source, built for narrower vectors, passes the tests of the C++ level."""
+    tests = Path(__file__).with_name("test_backends.py")
+    env = {**os.environ, "ANTIPHASE_CACHE": str(tmp_path), "ATEN_CPU_CAPABILITY": capability}
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", str(tests), "-k", "native or sink or decoding"],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout[-3000:]
+    assert len(list((tmp_path / "kernels").glob("*.so"))) == 1
+
+
+@pytest.mark.slow
+def test_source_compiles_for_arm(tmp_path: Path):
+    cross = shutil.which("aarch64-linux-gnu-g++")
+    if cross is None:
+        pytest.skip("NO ARM COMPILER: install g++-aarch64-linux-gnu to test that the source builds")
+    command = native.command(cross, tmp_path / "arm.o")
+    kept = [x for x in command if not x.startswith(("-m", "-DCPU_CAPABILITY", "-L", "-l", "-sh"))]
+    subprocess.run([*kept, "-DCPU_CAPABILITY=DEFAULT", "-c"], check=True, capture_output=True)

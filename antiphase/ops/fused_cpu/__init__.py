@@ -30,10 +30,8 @@ def python_level() -> Iterator[None]:
         _python_only.reset(token)
 
 
-def native_refusal(a: Arguments) -> str | None:
-    """Say why the C++ level does not serve these arguments; None if it does."""
-    if _python_only.get():
-        return "asked for by python_level()"
+def uncovered(a: Arguments) -> str | None:
+    """Say why the C++ level was not built for such arguments; None if it was."""
     if a.q1.dtype not in native.DTYPES:
         return f"{a.q1.dtype} is not built"
     if a.mask is not None:
@@ -45,7 +43,14 @@ def native_refusal(a: Arguments) -> str | None:
         heads = (a.q2.shape[1], a.k2.shape[1])
         if heads != (a.q1.shape[1], a.k1.shape[1]):
             return "noise heads differ from signal heads"
-    return _unavailable()
+    return None
+
+
+def native_refusal(a: Arguments) -> str | None:
+    """Say why the C++ level does not serve these arguments here and now; None if it does."""
+    if _python_only.get():
+        return "asked for by python_level()"
+    return uncovered(a) or _unavailable()
 
 
 @functools.cache

@@ -5,10 +5,12 @@ then runs tile instructions unconfigured and the process dies of an illegal inst
 product. `guard_bf16` finds that out in a process of its own and caps oneDNN below tiles.
 """
 
+import contextlib
 import functools
 import hashlib
 import os
 import platform
+import signal
 import subprocess
 import sys
 import warnings
@@ -18,6 +20,7 @@ import torch
 
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 ISA_WITHOUT_TILES = "AVX512_CORE_FP16"
+FATAL = ("SIGILL", "SIGTRAP", "SIGSEGV", "SIGBUS", "SIGFPE")  # what a processor kills for
 _PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); (a @ a).sum().item()"
 
 
@@ -60,6 +63,18 @@ def cache_folder() -> Path:
     return Path(root) / "antiphase"
 
 
+def _probe_bf16() -> str:
+    """Run a bf16 product in a process of its own; return "lives", "dies" or "unknown"."""
+    command = [sys.executable, "-c", _PROBE]
+    try:
+        code = subprocess.run(command, capture_output=True, timeout=60, check=False).returncode
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    if code < 0 and signal.Signals(-code).name in FATAL:
+        return "dies"
+    return "lives" if code == 0 else "unknown"
+
+
 @functools.cache
 def guard_bf16() -> str | None:
     """Cap oneDNN where its bf16 products would kill the process; return the cap, None if unneeded.
@@ -74,14 +89,12 @@ def guard_bf16() -> str | None:
     except OSError:
         verdict = ""
     if verdict not in ("lives", "dies"):
-        probe = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, check=False)
-        verdict = "dies" if probe.returncode < 0 else "lives"
-        try:
-            note.parent.mkdir(parents=True, exist_ok=True)
-            note.write_text(verdict)
-        except OSError:
-            pass  # asked again next time
-    if verdict == "lives":
+        verdict = _probe_bf16()
+        with contextlib.suppress(OSError):  # then it is asked again next time
+            if verdict != "unknown":
+                note.parent.mkdir(parents=True, exist_ok=True)
+                note.write_text(verdict)
+    if verdict != "dies":
         return None
     os.environ[ISA_VARIABLE] = ISA_WITHOUT_TILES
     warnings.warn(

@@ -1,7 +1,7 @@
 """The C++ level: build `csrc/`, prove it on this machine, call it.
 
-The library is built once for a source, compiler, PyTorch and instruction set, and lies in the cache
-folder beside a manifest with its checksum. Before first use on a processor it runs in a process of
+The library is built once for a source, PyTorch and instruction set, and lies in the cache folder
+beside a manifest with its checksum. Before first use on a processor it runs in a process of
 its own against the formula, so that a library this processor cannot run never enters ours. Whatever
 goes wrong raises `Unavailable` with the reason; the caller goes on with the Python level.
 """
@@ -13,6 +13,7 @@ import functools
 import hashlib
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -26,7 +27,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from antiphase.ops.fused_cpu.cpu import cache_folder, cpu_key, guard_bf16, near_cache_bytes
+from antiphase.ops.fused_cpu.cpu import (
+    FATAL,
+    ISA_VARIABLE,
+    cache_folder,
+    cpu_key,
+    guard_bf16,
+    near_cache_bytes,
+)
 
 SOURCES = Path(__file__).with_name("csrc")
 SWITCH = "ANTIPHASE_NATIVE"
@@ -34,6 +42,7 @@ KERNELS = ("brgemm fp32", "brgemm bf16", "blas bf16")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_DECODE_ROWS = 8
 _BUILD_SECONDS = 300
+_TRIAL_SECONDS = 120
 _OPTIONS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno")
 _FLAGS = {
     "AVX512": ("-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma", "-mf16c"),
@@ -111,7 +120,8 @@ def library_path() -> Path:
     """Return where the library for this source, PyTorch and instruction set lies in the cache."""
     capability = torch.backends.cpu.get_cpu_capability()
     source = [path.read_text() for path in sorted(SOURCES.iterdir())]
-    parts = (*source, torch.__version__, capability, *_OPTIONS)
+    flags = (*_OPTIONS, *_FLAGS.get(capability, ()))
+    parts = (*source, torch.__version__, platform.machine(), capability, *flags)
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     return cache_folder() / "kernels" / f"antiphase_cpu_{key}.so"
 
@@ -141,9 +151,16 @@ def build(*, force: bool = False, say: bool = True) -> Path:
 
 
 def _compile(cxx: str, output: Path, path: Path) -> None:
-    run = subprocess.run(
-        command(cxx, output), capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False
-    )
+    try:
+        run = subprocess.run(
+            command(cxx, output),
+            capture_output=True,
+            text=True,
+            timeout=_BUILD_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unavailable(f"{cxx} could not be run: {error}") from error
     if run.returncode:
         lines = [line for line in run.stderr.splitlines() if "error" in line] or ["no message"]
         raise Unavailable(f"{cxx} could not compile the kernels: {lines[0].strip()}")
@@ -190,8 +207,13 @@ def _only_builder(path: Path) -> Iterator[None]:
 def _open(path: Path) -> ctypes.CDLL:
     try:
         handle = ctypes.CDLL(str(path))
-        handle.antiphase_rate.restype = ctypes.c_double
-        handle.antiphase_call_size.restype = ctypes.c_int64
+        word, text, call = ctypes.c_int64, ctypes.c_char_p, ctypes.POINTER(Call)
+        handle.antiphase_call_size.restype = word
+        handle.antiphase_rate.argtypes, handle.antiphase_rate.restype = [word], ctypes.c_double
+        handle.antiphase_forward.argtypes = [call, word, text, word]
+        handle.antiphase_backward.argtypes = [call, text, word]
+        for run in (handle.antiphase_forward, handle.antiphase_backward):
+            run.restype = word
         size = handle.antiphase_call_size()
     except (OSError, AttributeError) as error:
         raise Unavailable(f"the library could not be loaded: {error}") from error
@@ -200,13 +222,23 @@ def _open(path: Path) -> ctypes.CDLL:
     return handle
 
 
+def tile_rate(handle: ctypes.CDLL, kernel: int) -> float:
+    """Return the GFLOP/s of a micro-kernel's tiles on one thread; 0 where it is not available."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a BLAS would use them all
+    try:
+        return float(handle.antiphase_rate(kernel))
+    finally:
+        torch.set_num_threads(threads)
+
+
 def trial(path: Path) -> dict[str, float]:
     """Time the micro-kernels and hold each against the formula; a wrong one gets the rate 0.
 
     Runs without a safety net: a kernel this processor cannot execute kills the process.
     """
     handle = _open(path)
-    rates = {name: float(handle.antiphase_rate(i)) for i, name in enumerate(KERNELS)}
+    rates = {name: tile_rate(handle, i) for i, name in enumerate(KERNELS)}
     if not rates[KERNELS[0]]:
         raise Unavailable("this PyTorch has no fp32 micro-kernel (brgemm) on this processor")
     if not _is_right(Library(path, handle, rates), torch.float32, 1e-4):
@@ -215,49 +247,71 @@ def trial(path: Path) -> dict[str, float]:
         only = Library(path, handle, {other: float(other == name) for other in KERNELS})
         if rates[name] and not _is_right(only, torch.bfloat16, 5e-2):
             rates[name] = 0.0
+    if not any(rates.values()):
+        raise Unavailable("no micro-kernel is right in bf16 on this processor")
     return rates
 
 
 def _is_right(library: Library, dtype: torch.dtype, tolerance: float) -> bool:
-    """Tell whether a small call agrees with the formula."""
+    """Tell whether small calls, forward, decoding and backward, agree with the formula."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
 
-    q1, q2 = draw(1, 2, 70, 16), draw(1, 2, 70, 16)
-    k1, k2, v = draw(1, 1, 330, 16), draw(1, 1, 330, 16), draw(1, 1, 330, 24)
-    lam = draw(1, 2, 70, 1)
-    maps = [torch.softmax(q @ k.mT / 4, -1) for q, k in ((q1, k1), (q2, k2))]
-    expected = (maps[0] - lam * maps[1]) @ v
-    q1, k1, q2, k2, v = (x.to(dtype) for x in (q1, k1, q2, k2, v))
-    out, _, _ = forward(library, q1, k1, q2, k2, v, lam, None, False, 0.25, 0.25)
-    return torch.allclose(out.float(), expected, atol=tolerance)
+    def close(a: Tensor | None, b: Tensor) -> bool:
+        return a is not None and torch.allclose(a.float(), b, atol=tolerance * float(b.abs().max()))
+
+    for rows in (1, 70):  # decoding and the rest
+        q1, q2 = draw(1, 2, rows, 16), draw(1, 2, rows, 16)
+        k1, k2, v = draw(1, 1, 330, 16), draw(1, 1, 330, 16), draw(1, 1, 330, 24)
+        lam, dout = draw(1, 2, rows, 1), draw(1, 2, rows, 24).to(dtype)
+        leaves = [x.to(dtype).float().requires_grad_() for x in (q1, k1, q2, k2, v)]
+        a, b, c, d, e = leaves
+        maps = [torch.softmax(q @ k.mT / 4, -1) for q, k in ((a, b), (c, d))]
+        expected = (maps[0] - lam * maps[1]) @ e
+        slopes = torch.autograd.grad(expected, leaves, dout.float())
+        q1, k1, q2, k2, v = (x.detach().to(dtype) for x in leaves)
+        out, lse1, lse2 = forward(library, q1, k1, q2, k2, v, lam, None, False, 0.25, 0.25)
+        grads = backward(library, dout, q1, k1, q2, k2, v, lam, None, lse1, lse2, False, 0.25, 0.25)
+        pairs = zip((out, *grads[:5]), (expected.detach(), *slopes), strict=True)
+        if not all(close(ours, theirs) for ours, theirs in pairs):
+            return False
+    return True
 
 
 def _trial_elsewhere(path: Path) -> dict[str, Any]:
     """Run the trial in a process of its own; return what it printed or the signal it died of."""
     package_root = str(Path(__file__).parents[3])
     search = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
-    run = subprocess.run(
-        [sys.executable, "-m", "antiphase.ops.fused_cpu.trial", str(path)],
-        env={**os.environ, "PYTHONPATH": search},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if run.returncode < 0:
-        name = signal.Signals(-run.returncode).name
-        return {"failure": f"the trial run on this processor died of {name}"}
+    try:
+        run = subprocess.run(
+            [sys.executable, "-m", "antiphase.ops.fused_cpu.trial", str(path)],
+            env={**os.environ, "PYTHONPATH": search},
+            capture_output=True,
+            text=True,
+            timeout=_TRIAL_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise Unavailable(f"the trial run did not end in {_TRIAL_SECONDS} s") from error
+    died = signal.Signals(-run.returncode).name if run.returncode < 0 else None
+    if died in FATAL:
+        return {"failure": f"the trial run on this processor died of {died}"}
     if run.returncode:
-        last = (run.stderr.strip().splitlines() or ["no message"])[-1]
-        raise Unavailable(f"the trial run could not start: {last}")
+        last = (run.stderr.strip().splitlines() or [died or "no message"])[-1]
+        raise Unavailable(f"the trial run could not be made: {last}")
     return dict(json.loads(run.stdout.splitlines()[-1]))
 
 
 def _prove(path: Path) -> dict[str, float]:
-    """Return the rates measured on this processor, by a trial if there was none yet."""
-    note = path.with_name(f"{path.stem}-{cpu_key()}.json")
+    """Return the rates measured on this processor, by a trial if there was none yet.
+
+    What the trial found holds for one library, one processor and one cap on oneDNN.
+    """
+    cap = os.environ.get(ISA_VARIABLE, "")
+    about = hashlib.sha256(f"{_checksum(path)} {cpu_key()} {cap}".encode()).hexdigest()[:12]
+    note = path.with_name(f"{path.stem}-{about}.json")
     try:
         verdict = json.loads(note.read_text())
     except (OSError, ValueError):
@@ -278,7 +332,8 @@ def _attempt() -> Library | Unavailable:
     guard_bf16()
     try:
         path = build()
-        return Library(path, _open(path), _prove(path))
+        rates = _prove(path)  # elsewhere, before the library enters this process
+        return Library(path, _open(path), rates)
     except Unavailable as reason:
         return reason
     except Exception as error:  # a level that cannot start must never stop the user's model
@@ -306,8 +361,9 @@ def _row_view(t: Tensor) -> View:
 
 
 def _adjacent(t: Tensor) -> Tensor:
-    """Return `t` with adjacent channels, which the kernels need."""
-    return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
+    """Return `t` with adjacent channels and rows that do not overlap, which the kernels need."""
+    apart = t.stride(2) >= t.shape[3] or t.shape[2] == 1
+    return t if t.stride(3) == 1 and apart else t.contiguous()
 
 
 def _block_rows(kernel: str, q1: Tensor, v: Tensor, backward: bool) -> int:
@@ -320,7 +376,7 @@ def _block_rows(kernel: str, q1: Tensor, v: Tensor, backward: bool) -> int:
     B, H, Tq, _ = q1.shape
     Tk, dv = v.shape[2:]
     blas = kernel == "blas bf16"
-    row_bytes = 2 * Tk * (2 if blas else 4)
+    row_bytes = 2 * Tk * (4 if kernel == "brgemm fp32" else 2)
     if blas:
         rows = 256 if Tk >= 1024 else 128
     else:
@@ -405,7 +461,7 @@ def forward(
     lse1 = q1.new_empty(rows, dtype=torch.float32)
     lse2 = lse1.new_empty(0 if q2 is None else rows)
     call.out, call.lse1, call.lse2 = _view(out), _row_view(lse1), _row_view(lse2)
-    decode = ctypes.c_int64(rows[2] <= MAX_DECODE_ROWS)
+    decode = int(rows[2] <= MAX_DECODE_ROWS)
     _run(library.handle.antiphase_forward, ctypes.byref(call), decode)
     return out, lse1, lse2
 

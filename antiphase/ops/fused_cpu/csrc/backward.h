@@ -25,14 +25,16 @@ struct Backward {
 
   int64_t channels() const { return c.d1 + (z.maps == 2 ? c.d2 : 0) + c.dv; }
   int64_t sums_size() const { return z.tiles * kTile * channels(); }
+  int last_keys() const { return z.maps == 2 && !same_keys(c); }  // index of the last packed keys
   static int64_t ld_keys(int64_t d) { return G::kKeysTransposed ? kTile : d; }
 
   struct Worker {
-    Buffer<Op> k_cols[2], k_rows[2], v_cols;              // packed keys and values of a head
-    Buffer<Op> q[2], q_t[2], g, g_t;                      // the block's queries and dO
-    Buffer<Op> p[2], a, ds[2], pairs, scratch;            // maps of the block, products' operands
-    Buffer<float> s, da, dq[2], wide, sums, d[2], sums_d[2];  // sums_d: D, lane by lane
-    int64_t packed = -1;                                  // the key head that is packed
+    Buffer<Op> k_cols[2], k_rows[2], v_cols;    // packed keys and values of a head
+    Buffer<Op> q[2], q_t[2], g, g_t;            // the block's queries and dO
+    Buffer<Op> p[2], a, ds[2], pairs, scratch;  // maps of the block, products' operands
+    Buffer<float> s, da, dq[2], wide, sums;
+    Buffer<float> d[2], sums_d[2];  // D of each row, and the same lane by lane
+    int64_t packed = -1;            // the key head that is packed
     Release<G> release;
   };
 
@@ -41,7 +43,7 @@ struct Backward {
     Worker w;
     for (int map = 0; map < z.maps; map++) {
       const int64_t d = map ? c.d2 : c.d1;
-      w.k_cols[map].resize(keys * d), w.k_rows[map].resize(keys * d);
+      if (map <= last_keys()) w.k_cols[map].resize(keys * d), w.k_rows[map].resize(keys * d);
       w.q[map].resize(R * d), w.q_t[map].resize(R * d), w.dq[map].resize(R * d);
       w.p[map].resize(R * keys), w.ds[map].resize(R * kTile);
       w.d[map].resize(R), w.sums_d[map].resize(R * VL);
@@ -87,7 +89,7 @@ struct Backward {
     w.packed = g;
     for (int64_t t = 0; t < z.tiles; t++) {
       const Tile tile(c, kTile, g, t);
-      for (int map = 0; map < z.maps; map++) {
+      for (int map = 0; map <= last_keys(); map++) {
         const View& k = map ? c.k2 : c.k1;
         const int64_t d = map ? c.d2 : c.d1;
         const N* from = at_row<N>(k, tile.b, tile.h, tile.first);
@@ -111,8 +113,8 @@ struct Backward {
       differentiate(w, t, rows, b, h);
       for (int map = 0; map < z.maps; map++) {
         const int64_t d = map ? c.d2 : c.d1;
-        G::nn(rows.padded, d, width, w.ds[map].get(), kTile, w.k_rows[map].get() + t * kTile * d, d,
-              w.dq[map].get(), d, t > 0);
+        const Op* keys = w.k_rows[std::min(map, last_keys())].get() + t * kTile * d;
+        G::nn(rows.padded, d, width, w.ds[map].get(), kTile, keys, d, w.dq[map].get(), d, t > 0);
         G::nn(d, width, rows.padded, w.q_t[map].get(), rows.padded,
               as_right(w, w.ds[map].get(), rows, width), kTile, dk[map] + t * kTile * d, kTile,
               true);
@@ -151,8 +153,8 @@ struct Backward {
         const float* lse = at_row<float>(map ? c.lse2 : c.lse1, b, h, rows.first);
         Op* p = w.p[map].get() + at;
         float* s = w.s.get();
-        G::nt(rows.padded, width, d, w.q[map].get(), d, w.k_cols[map].get() + t * kTile * d,
-              ld_keys(d), s);
+        const Op* keys = w.k_cols[std::min(map, last_keys())].get() + t * kTile * d;
+        G::nt(rows.padded, width, d, w.q[map].get(), d, keys, ld_keys(d), s);
         for (int64_t r = 0; r < rows.count; r++) {
           const int64_t n = std::clamp<int64_t>(rows.keys_of(c, r) - t * kTile, 0, width);
           accumulate(w.sums_d[map].get() + r * VL,

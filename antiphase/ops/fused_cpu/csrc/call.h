@@ -31,6 +31,13 @@ N* at_row(const View& t, int64_t b, int64_t h, int64_t i) {
   return static_cast<N*>(t.data) + b * t.batch + h * t.head + i * t.row;
 }
 
+// Whether both maps have the same keys: then they are packed, or read, once.
+inline bool same_keys(const Call& c) {
+  const View &a = c.k1, &b = c.k2;
+  return a.data == b.data && c.d1 == c.d2 && a.batch == b.batch && a.head == b.head &&
+         a.row == b.row;
+}
+
 // What both passes know of a block of query rows.
 struct Rows {
   int64_t tile;                  // keys in a tile

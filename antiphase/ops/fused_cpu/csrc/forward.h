@@ -22,8 +22,8 @@ struct Forward {
   explicit Forward(const Call& call) : c(call), z(call, kTile) {}
 
   struct Worker {
-    Buffer<Op> q, e[2], a, scratch;  // e: 2^(score - m) of a whole block of rows, tile by tile
-    Buffer<float> s, o, sums;              // a tile of scores, the output, sums lane by lane
+    Buffer<Op> q, e[2], a;  // e: 2^(score - m) of a whole block of rows, tile by tile
+    Buffer<float> s, o, sums;                  // a tile of scores, the output, sums lane by lane
     Buffer<float> m_tile[2], m[2], weight[2];  // what score() keeps of a row
     Release<G> release;
   };
@@ -73,11 +73,7 @@ struct Forward {
   }
 
   // Keys are packed unless the products take them where they lie, or both maps share them.
-  bool packs(int map) const { return G::kKeysTransposed && !(map && same_keys()); }
-  bool same_keys() const {
-    return c.k1.data == c.k2.data && c.d1 == c.d2 && c.k1.batch == c.k2.batch &&
-           c.k1.head == c.k2.head && c.k1.row == c.k2.row;
-  }
+  bool packs(int map) const { return G::kKeysTransposed && !(map && same_keys(c)); }
 
   void pack(int64_t g0, int64_t local, int64_t t, Buffer<Op>& scratch) {
     const Tile tile(c, kTile, g0 + local, t);
@@ -100,7 +96,8 @@ struct Forward {
 
   // Whether |c q k| <= kSafePower for every row and key of a block, by their norms. (A NaN among
   // them may pass or not: it spoils its row either way.)
-  bool bounded(const Op* q, const Rows& rows, int64_t d, const float* key_norms, float scale) const {
+  static bool bounded(const Op* q, const Rows& rows, int64_t d, const float* key_norms,
+                      float scale) {
     float q_norm = 0.0f, k_norm = 0.0f;
     for (int64_t r = 0; r < rows.count; r++) q_norm = std::max(q_norm, square_norm(q + r * d, d));
     for (int64_t t = 0; t < rows.tiles(); t++) k_norm = std::max(k_norm, key_norms[t]);
@@ -133,13 +130,14 @@ struct Forward {
         G::nt(rows.padded, n, d, w.q.get(), d, at_row<Op>(k, b, hk, first), k.row, s);
       }
       for (int64_t r = 0; r < rows.count; r++) {
-        const int64_t n = std::clamp<int64_t>(rows.keys_of(c, r) - first, 0, width);
+        int64_t n = std::clamp<int64_t>(rows.keys_of(c, r) - first, 0, width);
         if (!safe && n) {
           const float highest = row_max(s + r * kTile, n, scale);
           if (highest > m[r]) {
             (Vec::loadu(sums + r * VL) * Vec(std::exp2(m[r] - highest))).store(sums + r * VL);
             m[r] = highest;
           }
+          if (m[r] == -kInf) n = 0;  // nothing but -inf so far
         }
         accumulate(sums + r * VL,
                    row_exp2<false>(s + r * kTile, e + r * kTile, n, width, scale, m[r]));

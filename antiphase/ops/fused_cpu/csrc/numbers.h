@@ -94,9 +94,9 @@ inline float max_lanes(const Vec& v) {
   return at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return at::vec::maximum(x, y); }, v);
 }
 
-// 2^x for x < 128; below -126 it stays there (NaN stays NaN). The integer part is found by adding 1.5 * 2^23, whose low bits
-// then hold it; 2^fraction is a minimax polynomial with relative error 2e-7 (Op float) or 7e-5
-// (16-bit operands, which round at 4e-3).
+// 2^x for x < 128; below -126 it stays there (NaN stays NaN). The integer part is found by adding
+// 1.5 * 2^23, whose low bits then hold it; 2^fraction is a minimax polynomial with relative error
+// 2e-7 (Op float) or 7e-5 (16-bit operands, which round at 4e-3).
 template <class Op>
 ANTIPHASE_INLINE Vec exp2_fast(Vec x) {
   const Vec magic(12582912.0f);

@@ -47,7 +47,8 @@ inline void transpose_words(const float* src, int64_t ld_src, float* dst, int64_
 // Two rows into one row of 32-bit pairs.
 template <class Op>
 void pair_rows(const Op* a, const Op* b, Op* to, int64_t n) {
-  const auto *low = reinterpret_cast<const uint16_t*>(a), *high = reinterpret_cast<const uint16_t*>(b);
+  const auto* low = reinterpret_cast<const uint16_t*>(a);
+  const auto* high = reinterpret_cast<const uint16_t*>(b);
   auto* words = reinterpret_cast<uint32_t*>(to);
   for (int64_t i = 0; i < n; i++) words[i] = uint32_t{low[i]} | (uint32_t{high[i]} << 16);
 }
