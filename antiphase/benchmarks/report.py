@@ -77,7 +77,12 @@ def plot(cells: list[Cell], path: Path) -> None:
     columns = min(len(kinds), 4)
     lines = -(-len(kinds) // columns)
     figure, axes = plt.subplots(
-        lines, columns, figsize=(4.2 * columns, 3.6 * lines), squeeze=False, sharey=True
+        lines,
+        columns,
+        figsize=(4.2 * columns, 3.6 * lines + 0.6),
+        squeeze=False,
+        sharey=True,
+        layout="constrained",
     )
     names = list(dict.fromkeys(r.name for c in cells for r in c.rows))
     markers = dict(zip(names, "osD^vP*X", strict=False))
@@ -106,8 +111,8 @@ def plot(cells: list[Cell], path: Path) -> None:
         axis.set_visible(False)
     for line in axes:
         line[0].set_ylabel("time / standard attention")
-    axes.flat[0].legend(fontsize=7)
-    figure.tight_layout()
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     plt.close(figure)
