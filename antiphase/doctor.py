@@ -6,6 +6,7 @@ import torch
 
 import antiphase
 from antiphase.ops.fused_cpu import native
+from antiphase.ops.fused_cpu.call import KERNELS
 from antiphase.ops.fused_cpu.cpu import ISA_VARIABLE, cache_folder, cpu_name, guard_bf16
 
 
@@ -34,5 +35,5 @@ def findings() -> list[tuple[str, str]]:
     )
     found.append(("fused_cpu", f"C++ level: {library.path}"))
     found.append(("rates    ", f"{rates} (GFLOP/s of a tile, one thread)"))
-    found.append(("bf16 runs", f"on {native.KERNELS[library.bf16_kernel]}, the fastest of them"))
+    found.append(("bf16 runs", f"on {KERNELS[library.bf16_kernel]}, the fastest of them"))
     return found

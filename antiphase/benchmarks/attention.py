@@ -20,6 +20,7 @@ from torch import Tensor
 from antiphase.benchmarks import measure
 from antiphase.ops import attention, diff_attention, fused_cpu
 from antiphase.ops.fused_cpu import native
+from antiphase.ops.fused_cpu.call import tile_rate
 from antiphase.ops.fused_cpu.cpu import cpu_name, guard_bf16
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -225,7 +226,7 @@ def _tile_gflops(s: Setting) -> float:
     except native.Unavailable:
         return 0.0
     kernel = library.bf16_kernel if s.dtype == "bf16" else 0
-    return native.tile_rate(library.handle, kernel)
+    return tile_rate(library.handle, kernel)
 
 
 def machine() -> dict[str, Any]:

@@ -4,6 +4,7 @@ Every scene is a fresh process with a cache folder of its own. Compilers are sto
 scripts where only their outcome matters.
 """
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from antiphase.ops.fused_cpu import native
+from antiphase.ops.fused_cpu.call import Call
 
 SCENE = """
 import warnings
@@ -113,7 +115,7 @@ def test_library_of_another_interface(cxx, tmp_path: Path):
 def test_library_this_processor_cannot_run(cxx, tmp_path: Path):
     """As when the cache came from another machine: the trial dies, the user's process does not."""
     source = f"""
-    extern "C" long antiphase_call_size() {{ return {native.ctypes.sizeof(native.Call)}; }}
+    extern "C" long antiphase_call_size() {{ return {ctypes.sizeof(Call)}; }}
     extern "C" double antiphase_rate(long) {{ __builtin_trap(); }}
     extern "C" long antiphase_forward() {{ return 0; }}
     extern "C" long antiphase_backward() {{ return 0; }}

@@ -1,4 +1,4 @@
-"""Fused attention on a CPU, at two levels: C++ (`csrc/`, `native.py`) and Python (`blocks.py`).
+"""Fused attention on a CPU, at two levels: C++ (`csrc/`) and Python (`blocks.py`).
 
 Registered with `torch.library`, so that `torch.compile`, `torch.export` and the FLOP counter see
 one operator; which level runs is settled inside it, call by call.
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from antiphase.ops.arguments import Arguments, statistics_dtype
-from antiphase.ops.fused_cpu import blocks, native
+from antiphase.ops.fused_cpu import blocks, call, native
 
 _python_only: ContextVar[bool] = ContextVar("antiphase_python_only", default=False)
 
@@ -32,7 +32,7 @@ def python_level() -> Iterator[None]:
 
 def uncovered(a: Arguments) -> str | None:
     """Say why the C++ level was not built for such arguments; None if it was."""
-    if a.q1.dtype not in native.DTYPES:
+    if a.q1.dtype not in call.DTYPES:
         return f"{a.q1.dtype} is not built"
     if a.mask is not None:
         return "masks are not built"
@@ -88,9 +88,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     a = Arguments(q1, k1, q2, k2, v, lam, sink, mask, causal, scale1, scale2)
     if native_refusal(a) is None:
-        return native.forward(
-            native.library(), q1, k1, q2, k2, v, lam, sink, causal, scale1, scale2
-        )
+        return call.forward(native.library(), a)
     return blocks.forward(a)
 
 
@@ -124,11 +122,7 @@ def _backward(
 ) -> list[Tensor]:
     a = Arguments(q1, k1, q2, k2, v, lam, sink, mask, causal, scale1, scale2)
     if native_refusal(a) is None:
-        grads = native.backward(
-            native.library(),
-            *(dout, q1, k1, q2, k2, v, lam, sink, lse1, lse2),
-            *(causal, scale1, scale2),
-        )
+        grads = call.backward(native.library(), a, dout, lse1, lse2)
     else:
         grads = blocks.backward(a, dout)
     return [g for g in grads if g is not None]

@@ -1,4 +1,4 @@
-"""The C++ level: build `csrc/`, prove it on this machine, call it.
+"""The C++ level: build `csrc/` and prove it on this machine (`call.py` calls it).
 
 The library is built once for a source, PyTorch and instruction set, and lies in the cache folder
 beside a manifest with its checksum. Before first use on a processor it runs in a process of
@@ -8,7 +8,6 @@ goes wrong raises `Unavailable` with the reason; the caller goes on with the Pyt
 
 import contextlib
 import ctypes
-import dataclasses
 import functools
 import hashlib
 import json
@@ -27,20 +26,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from antiphase.ops.fused_cpu.cpu import (
-    FATAL,
-    ISA_VARIABLE,
-    cache_folder,
-    cpu_key,
-    guard_bf16,
-    near_cache_bytes,
-)
+from antiphase.ops.arguments import Arguments
+from antiphase.ops.fused_cpu.call import KERNELS, Call, Library, backward, forward, tile_rate
+from antiphase.ops.fused_cpu.cpu import FATAL, ISA_VARIABLE, cache_folder, cpu_key, guard_bf16
 
 SOURCES = Path(__file__).with_name("csrc")
 SWITCH = "ANTIPHASE_NATIVE"
-KERNELS = ("brgemm fp32", "brgemm bf16", "blas bf16")
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-MAX_DECODE_ROWS = 8
 _BUILD_SECONDS = 300
 _TRIAL_SECONDS = 120
 _OPTIONS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno")
@@ -52,42 +43,6 @@ _FLAGS = {
 
 class Unavailable(Exception):  # noqa: N818 (a state of the machine, not a fault)
     """The C++ level cannot be used here; the message says why."""
-
-
-class View(ctypes.Structure):
-    """A [B, H, T, channels] tensor with adjacent channels (see csrc/call.h)."""
-
-    _fields_ = [("data", ctypes.c_void_p)] + [
-        (name, ctypes.c_int64) for name in ("batch", "head", "row")
-    ]
-
-
-_INTEGERS = "dtype kernel B H Hkv Tq Tk d1 d2 dv causal block_rows pack_bytes"
-_VIEWS = "q1 k1 q2 k2 v lam sink out lse1 lse2 dout dq1 dk1 dq2 dk2 dv_ dlam dsink"
-
-
-class Call(ctypes.Structure):
-    """The arguments of one call (see csrc/call.h)."""
-
-    _fields_ = (
-        [(name, ctypes.c_int64) for name in _INTEGERS.split()]
-        + [(name, ctypes.c_double) for name in ("scale1", "scale2")]
-        + [(name, View) for name in _VIEWS.split()]
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class Library:
-    """The loaded kernels and what was measured of them on this processor."""
-
-    path: Path
-    handle: ctypes.CDLL
-    rates: dict[str, float]  # GFLOP/s of a tile, one thread, by micro-kernel
-
-    @property
-    def bf16_kernel(self) -> int:
-        """Return the index of the fastest micro-kernel for bf16 operands."""
-        return max(range(len(KERNELS)), key=lambda i: self.rates[KERNELS[i]])
 
 
 def compiler() -> str | None:
@@ -222,16 +177,6 @@ def _open(path: Path) -> ctypes.CDLL:
     return handle
 
 
-def tile_rate(handle: ctypes.CDLL, kernel: int) -> float:
-    """Return the GFLOP/s of a micro-kernel's tiles on one thread; 0 where it is not available."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a BLAS would use them all
-    try:
-        return float(handle.antiphase_rate(kernel))
-    finally:
-        torch.set_num_threads(threads)
-
-
 def trial(path: Path) -> dict[str, float]:
     """Time the micro-kernels and hold each against the formula; a wrong one gets the rate 0.
 
@@ -272,8 +217,9 @@ def _is_right(library: Library, dtype: torch.dtype, tolerance: float) -> bool:
         expected = (maps[0] - lam * maps[1]) @ e
         slopes = torch.autograd.grad(expected, leaves, dout.float())
         q1, k1, q2, k2, v = (x.detach().to(dtype) for x in leaves)
-        out, lse1, lse2 = forward(library, q1, k1, q2, k2, v, lam, None, False, 0.25, 0.25)
-        grads = backward(library, dout, q1, k1, q2, k2, v, lam, None, lse1, lse2, False, 0.25, 0.25)
+        small = Arguments(q1, k1, q2, k2, v, lam, None, None, False, 0.25, 0.25)
+        out, lse1, lse2 = forward(library, small)
+        grads = backward(library, small, dout, lse1, lse2)
         pairs = zip((out, *grads[:5]), (expected.detach(), *slopes), strict=True)
         if not all(close(ours, theirs) for ours, theirs in pairs):
             return False
@@ -346,152 +292,3 @@ def library() -> Library:
     if isinstance(found, Unavailable):
         raise found
     return found
-
-
-_NOTHING = View(None, 0, 0, 0)
-
-
-def _view(t: Tensor | None) -> View:
-    return _NOTHING if t is None else View(t.data_ptr(), *t.stride()[:3])
-
-
-def _row_view(t: Tensor) -> View:
-    """Return the view of a contiguous [B, H, Tq] tensor of row statistics."""
-    return _NOTHING if t.dim() != 3 else View(t.data_ptr(), *t.stride())
-
-
-def _adjacent(t: Tensor) -> Tensor:
-    """Return `t` with adjacent channels and rows that do not overlap, which the kernels need."""
-    apart = t.stride(2) >= t.shape[3] or t.shape[2] == 1
-    return t if t.stride(3) == 1 and apart else t.contiguous()
-
-
-def _block_rows(kernel: str, q1: Tensor, v: Tensor, backward: bool) -> int:
-    """Return how many query rows go together.
-
-    Few rows keep their scores of two maps in the near cache; where even 64 do not fit it, more rows
-    read keys and values less often. A BLAS packs its operands in every call and wants more still.
-    All threads' scores together stay small beside the output. Measured in docs/log.md.
-    """
-    B, H, Tq, _ = q1.shape
-    Tk, dv = v.shape[2:]
-    blas = kernel == "blas bf16"
-    row_bytes = 2 * Tk * (4 if kernel == "brgemm fp32" else 2)
-    if blas:
-        rows = 256 if Tk >= 1024 else 128
-    else:
-        rows = 64 if 64 * row_bytes <= near_cache_bytes() // 2 else 128
-    if backward:
-        return rows
-    budget = max(6 << 20, B * H * Tq * dv * v.element_size() // 4)
-    affordable = budget // (row_bytes * torch.get_num_threads()) // 16 * 16
-    return max(32, min(rows, affordable))
-
-
-def _call(
-    library: Library,
-    q1: Tensor,
-    k1: Tensor,
-    q2: Tensor | None,
-    k2: Tensor | None,
-    v: Tensor,
-    lam: Tensor | None,
-    sink: Tensor | None,
-    causal: bool,
-    scale1: float,
-    scale2: float,
-    *,
-    backward: bool,
-) -> Call:
-    """Return the call with its inputs filled in; tensors must have adjacent channels."""
-    B, H, Tq, d1 = q1.shape
-    _, Hkv, Tk, dv = v.shape
-    kernel = library.bf16_kernel if q1.dtype == torch.bfloat16 else 0
-    return Call(
-        dtype=DTYPES.index(q1.dtype),
-        kernel=kernel,
-        B=B,
-        H=H,
-        Hkv=Hkv,
-        Tq=Tq,
-        Tk=Tk,
-        d1=d1,
-        dv=dv,
-        d2=0 if q2 is None else q2.shape[-1],
-        causal=causal,
-        block_rows=_block_rows(KERNELS[kernel], q1, v, backward),
-        pack_bytes=near_cache_bytes() // 2,
-        scale1=scale1,
-        scale2=scale2,
-        q1=_view(q1),
-        k1=_view(k1),
-        q2=_view(q2),
-        k2=_view(k2),
-        v=_view(v),
-        lam=_view(lam),
-        sink=_NOTHING if sink is None else View(sink.data_ptr(), 0, sink.stride(0), 0),
-    )
-
-
-def _run(function: Any, *arguments: object) -> None:
-    message = ctypes.create_string_buffer(512)
-    if function(*arguments, message, len(message)):
-        raise RuntimeError(f"antiphase CPU kernel: {message.value.decode(errors='replace')}")
-
-
-def forward(
-    library: Library,
-    q1: Tensor,
-    k1: Tensor,
-    q2: Tensor | None,
-    k2: Tensor | None,
-    v: Tensor,
-    lam: Tensor | None,
-    sink: Tensor | None,
-    causal: bool,
-    scale1: float,
-    scale2: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the output and the base-2 row normalisers [B, H, Tq] of both maps."""
-    q1, k1, v = _adjacent(q1), _adjacent(k1), _adjacent(v)
-    q2, k2 = (None if t is None else _adjacent(t) for t in (q2, k2))
-    call = _call(library, q1, k1, q2, k2, v, lam, sink, causal, scale1, scale2, backward=False)
-    rows = q1.shape[:3]
-    out = q1.new_empty(*rows, v.shape[-1])
-    lse1 = q1.new_empty(rows, dtype=torch.float32)
-    lse2 = lse1.new_empty(0 if q2 is None else rows)
-    call.out, call.lse1, call.lse2 = _view(out), _row_view(lse1), _row_view(lse2)
-    decode = int(rows[2] <= MAX_DECODE_ROWS)
-    _run(library.handle.antiphase_forward, ctypes.byref(call), decode)
-    return out, lse1, lse2
-
-
-def backward(
-    library: Library,
-    dout: Tensor,
-    q1: Tensor,
-    k1: Tensor,
-    q2: Tensor | None,
-    k2: Tensor | None,
-    v: Tensor,
-    lam: Tensor | None,
-    sink: Tensor | None,
-    lse1: Tensor,
-    lse2: Tensor,
-    causal: bool,
-    scale1: float,
-    scale2: float,
-) -> tuple[Tensor | None, ...]:
-    """Return dq1, dk1, dq2, dk2, dv and, a row, dlam and dsink [B, H, Tq, 1]."""
-    dout, q1, k1, v = _adjacent(dout), _adjacent(q1), _adjacent(k1), _adjacent(v)
-    q2, k2 = (None if t is None else _adjacent(t) for t in (q2, k2))
-    call = _call(library, q1, k1, q2, k2, v, lam, sink, causal, scale1, scale2, backward=True)
-    call.dout, call.lse1, call.lse2 = _view(dout), _row_view(lse1), _row_view(lse2)
-    grads = [None if t is None else t.new_empty(t.shape) for t in (q1, k1, q2, k2, v)]
-    call.dq1, call.dk1, call.dq2, call.dk2, call.dv_ = (_view(t) for t in grads)
-    per_row = (*q1.shape[:3], 1)
-    dlam = None if q2 is None else lse1.new_empty(per_row)
-    dsink = None if sink is None else lse1.new_empty(per_row)
-    call.dlam, call.dsink = _view(dlam), _view(dsink)
-    _run(library.handle.antiphase_backward, ctypes.byref(call))
-    return (*grads, dlam, dsink)

@@ -1,4 +1,4 @@
-// The types of the C interface (`native.py` mirrors them field by field), and how a call is cut
+// The types of the C interface (`call.py` mirrors them field by field), and how a call is cut
 // into heads, blocks of query rows and tiles of keys.
 
 #pragma once
