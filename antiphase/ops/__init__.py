@@ -5,7 +5,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from antiphase.ops import dispatch, reference
-from antiphase.ops.arguments import Arguments, check
+from antiphase.ops.arguments import check
 from antiphase.ops.dispatch import Choice
 
 __all__ = ["Choice", "Maps", "attention", "attention_maps", "backend_for", "diff_attention"]
@@ -34,7 +34,7 @@ def diff_attention(
     query sees every key. `mask` broadcasts to [B, H, Tq, Tk]: boolean (True: attend) or additive.
     Scales default to width**-0.5. A row that sees nothing gives zeros.
     """
-    a = _two_maps(q1, k1, q2, k2, v, lam, mask, causal, scale, scale2)
+    a = check(q1, k1, q2, k2, v, _given(lam), None, mask, causal, scale, scale2)
     return dispatch.run(a, backend)
 
 
@@ -78,7 +78,7 @@ def attention_maps(
     scale2: float | None = None,
 ) -> Maps:
     """Return the maps that `diff_attention` with the same arguments never writes down."""
-    a = _two_maps(q1, k1, q2, k2, v, lam, mask, causal, scale, scale2)
+    a = check(q1, k1, q2, k2, v, _given(lam), None, mask, causal, scale, scale2)
     A1, A2 = reference.maps(a)
     return Maps(A1, A2, reference.combine(a, [A1, A2]))
 
@@ -107,18 +107,8 @@ def backend_for(
     return dispatch.explain(a, backend)
 
 
-def _two_maps(
-    q1: Tensor,
-    k1: Tensor,
-    q2: Tensor,
-    k2: Tensor,
-    v: Tensor,
-    lam: Tensor | float,
-    mask: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    scale2: float | None,
-) -> Arguments:
+def _given(lam: Tensor | float) -> Tensor | float:
+    """Refuse a missing `lam`, which `check` would take for one map."""
     if lam is None:
         raise ValueError("lam: got None, expected a number or a tensor")
-    return check(q1, k1, q2, k2, v, lam, None, mask, causal, scale, scale2)
+    return lam
