@@ -5,10 +5,28 @@ from typing import NamedTuple
 from torch import Tensor
 
 from antiphase.ops import dispatch, reference
-from antiphase.ops.arguments import check
+from antiphase.ops.arguments import check, repeat_heads, statistics_dtype
+from antiphase.ops.cumulative import linear_attention, linear_map, prefix_attention, prefix_map
 from antiphase.ops.dispatch import Choice
+from antiphase.ops.rotary import rotary_table, rotate
 
-__all__ = ["Choice", "Maps", "attention", "attention_maps", "backend_for", "diff_attention"]
+__all__ = [
+    "Choice",
+    "Maps",
+    "attention",
+    "attention_map",
+    "attention_maps",
+    "backend_for",
+    "diff_attention",
+    "linear_attention",
+    "linear_map",
+    "prefix_attention",
+    "prefix_map",
+    "repeat_heads",
+    "rotary_table",
+    "rotate",
+    "statistics_dtype",
+]
 
 
 def diff_attention(
@@ -54,6 +72,21 @@ def attention(
     """
     a = check(q, k, None, None, v, None, sink, mask, causal, scale, None)
     return dispatch.run(a, backend)
+
+
+def attention_map(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    sink: Tensor | None = None,
+    causal: bool = False,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Return the map [B, H, Tq, Tk] that `attention` with the same arguments never writes down."""
+    a = check(q, k, None, None, v, None, sink, mask, causal, scale, None)
+    return reference.maps(a)[0]
 
 
 class Maps(NamedTuple):

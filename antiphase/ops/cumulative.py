@@ -1,0 +1,152 @@
+"""Noise maps that need no T x T work: each is computed by chunks, with a running state.
+
+    linear:   A[i, j] = phi(q_i) . phi(k_j) / sum_{j' <= i} phi(q_i) . phi(k_j')      O(T r d)
+    prefix:   A[i, j] = exp(s_j) / sum_{j' <= i} exp(s_j')                            O(T d)
+
+Each function returns the output A V and the state after the last key, from which the next call goes
+on; `linear_map` and `prefix_map` write the same maps down. Everything is in fp32 (fp64 for fp64).
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from antiphase.ops.arguments import causal_mask, repeat_heads, statistics_dtype
+
+CHUNK = 64
+
+
+def linear_attention(
+    fq: Tensor,
+    fk: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    keys: Tensor | None = None,
+    state: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return linear attention's output [B, H, Tq, dv] and state [B, Hkv, r, dv + 1].
+
+    Positive features fq [B, H, Tq, r], fk [B, Hkv, Tk, r]; v [B, Hkv, Tk, dv]; `keys` [B, Tk] is
+    True where a key counts. The state holds sum phi(k) v^T and, in its last column, sum phi(k).
+    """
+    dtype, out_dtype = statistics_dtype(v.dtype), v.dtype
+    fq, fk, v = fq.to(dtype), _counted(fk.to(dtype), keys), v.to(dtype)
+    S = fk.mT @ F.pad(v, (0, 1), value=1.0)  # [B, Hkv, r, dv + 1], of all new keys
+    before = torch.zeros_like(S) if state is None else state.to(dtype)
+    after = before + S
+    H = fq.shape[1]
+    if not causal or fq.shape[2] == 1:
+        out = fq @ repeat_heads(after, H)
+        return _ratio(out[..., :-1], out[..., -1:]).to(out_dtype), after
+    T = fq.shape[2]
+    fq, fk, v = (_chunks(t) for t in (fq, repeat_heads(fk, H), repeat_heads(v, H)))
+    z = repeat_heads(before[..., -1], H)[:, :, None]  # [B, H, 1, r]
+    z = z + fk.flatten(2, 3).cumsum(dim=2)
+    fq = _ratio(fq, (fq * z.view_as(fk)).sum(-1, keepdim=True))
+    S = fk.mT @ v  # [B, H, chunks, r, dv]
+    S = S.cumsum(dim=2) - S + repeat_heads(before[..., :-1], H)[:, :, None]
+    # One product does both: the keys of the chunk, then what came before it.
+    near = (fq @ fk.mT).tril()
+    out = torch.cat([near, fq], dim=-1) @ torch.cat([v, S], dim=-2)
+    return out.flatten(2, 3)[:, :, :T].to(out_dtype), after
+
+
+def linear_map(fq: Tensor, fk: Tensor, *, causal: bool, keys: Tensor | None = None) -> Tensor:
+    """Return the map [B, H, Tq, Tk] whose product with V is `linear_attention`'s output."""
+    dtype = statistics_dtype(fq.dtype)
+    fk = repeat_heads(_counted(fk.to(dtype), keys), fq.shape[1])
+    A = fq.to(dtype) @ fk.mT
+    if causal:
+        A = A.tril()
+    return _ratio(A, A.sum(-1, keepdim=True))
+
+
+def prefix_attention(
+    s: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    keys: Tensor | None = None,
+    state: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the prefix mean of v weighted by exp(s), [B, Hkv, T, dv] (not causal: T = 1).
+
+    s [B, Hkv, T] in logarithms, v [B, Hkv, T, dv]. The state [B, Hkv, 1, dv + 2] holds the mean so
+    far, whether any key was seen, and the logarithm of the weights' sum; zeros mean none was.
+    """
+    dtype, out_dtype = statistics_dtype(v.dtype), v.dtype
+    s, v = _masked(s.to(dtype), keys), v.to(dtype)
+    if state is None:
+        state = v.new_zeros(*v.shape[:2], 1, v.shape[-1] + 2)
+    mean, seen, total = state.to(dtype).split([v.shape[-1], 1, 1], dim=-1)
+    log_before = total.masked_fill(seen == 0, -torch.inf)[..., 0]  # [B, Hkv, 1]
+    # What came before stands in front as one more key, with its mean for a value.
+    if not causal or s.shape[-1] == 1:
+        log_w, values = torch.cat([log_before, s], -1), torch.cat([mean, v], -2)
+        out = _weights(log_w, log_w.logsumexp(-1, keepdim=True))[:, :, None] @ values
+        return out.to(out_dtype), _packed(out, log_w.logsumexp(-1, keepdim=True))
+    T = s.shape[-1]
+    s, v = _chunks(s[..., None], -torch.inf)[..., 0], _chunks(v)  # [B, H, chunks, C(, dv)]
+    log_chunk = s.logsumexp(-1)  # [B, H, chunks]
+    chunk_mean = (_weights(s, log_chunk[..., None])[..., None, :] @ v)[..., 0, :]
+    # The state before each chunk is the same kind of mean, over the chunks.
+    log_c = torch.cat([log_before, log_chunk], -1)  # [B, H, 1 + chunks]
+    log_past = log_c.logcumsumexp(-1)
+    past = _prefix_weights(log_c, log_past) @ torch.cat([mean, chunk_mean], -2)
+    # Within a chunk: the past as one key, then the chunk's own.
+    log_w = torch.cat([log_past[..., :-1, None], s], -1)  # [B, H, chunks, 1 + C]
+    values = torch.cat([past[..., :-1, None, :], v], -2)
+    out = _prefix_weights(log_w, log_w.logcumsumexp(-1))[..., 1:, :] @ values
+    out = out.flatten(2, 3)[:, :, :T]
+    return out.to(out_dtype), _packed(past[..., -1:, :], log_past[..., -1:])
+
+
+def prefix_map(s: Tensor, rows: int, *, causal: bool, keys: Tensor | None = None) -> Tensor:
+    """Return the map [B, Hkv, rows, T] whose product with V is `prefix_attention`'s output."""
+    s = _masked(s.to(statistics_dtype(s.dtype)), keys)
+    log_w = s[:, :, None, :].expand(-1, -1, rows, -1)
+    if causal:
+        may = causal_mask(rows, s.shape[-1], s.device)
+        log_w = log_w.masked_fill(~may, -torch.inf)
+    return _weights(log_w, log_w.logsumexp(-1, keepdim=True))
+
+
+def _counted(fk: Tensor, keys: Tensor | None) -> Tensor:
+    return fk if keys is None else fk * keys[:, None, :, None].to(fk.dtype)
+
+
+def _masked(s: Tensor, keys: Tensor | None) -> Tensor:
+    return s if keys is None else s.masked_fill(~keys[:, None, :], -torch.inf)
+
+
+def _ratio(a: Tensor, b: Tensor) -> Tensor:
+    """Return a / b, and zeros where b is zero: a row that sees nothing."""
+    return a / b.masked_fill(b == 0, 1.0)
+
+
+def _chunks(t: Tensor, fill: float = 0.0) -> Tensor:
+    """Return [B, H, T, w] as [B, H, chunks, CHUNK, w], filled up at the end."""
+    missing = -t.shape[2] % CHUNK
+    if missing:
+        t = F.pad(t, (0, 0, 0, missing), value=fill)
+    return t.reshape(*t.shape[:2], -1, CHUNK, t.shape[-1])
+
+
+def _weights(log_w: Tensor, log_sum: Tensor) -> Tensor:
+    """Return exp(log_w - log_sum), and zeros where nothing was seen (log_sum = -inf)."""
+    nothing = log_sum == -torch.inf
+    return (log_w - log_sum.masked_fill(nothing, 0.0)).exp()
+
+
+def _prefix_weights(log_w: Tensor, log_sum: Tensor) -> Tensor:
+    """Return [..., n, n]: the weight of key j in the mean up to row i, 0 for j > i."""
+    n = log_w.shape[-1]
+    may = causal_mask(n, n, log_w.device)
+    return _weights(log_w[..., None, :].masked_fill(~may, -torch.inf), log_sum[..., :, None])
+
+
+def _packed(mean: Tensor, total: Tensor) -> Tensor:
+    seen = total != -torch.inf
+    total = total.masked_fill(~seen, 0.0)[..., None]
+    return torch.cat([mean, seen[..., None].to(mean.dtype), total], dim=-1)
