@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from antiphase.ops import rms_norm
 
 NORMS = ("rms", "scalar", "none")
 
@@ -122,8 +123,7 @@ class HeadNorm(Float32Parameters):
             return o
         if self.kind == "scalar":
             return (o * self.gain).to(o.dtype)
-        gain = self.gain * self.factor
-        return F.rms_norm(o.to(gain.dtype), (self.width,), gain, self.eps).to(o.dtype)
+        return rms_norm(o, self.gain * self.factor, self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.kind}, width={self.width}, factor={self.factor:.3f}"

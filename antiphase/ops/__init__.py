@@ -8,6 +8,7 @@ from antiphase.ops import dispatch, reference
 from antiphase.ops.arguments import check, repeat_heads, statistics_dtype
 from antiphase.ops.cumulative import linear_attention, linear_map, prefix_attention, prefix_map
 from antiphase.ops.dispatch import Choice
+from antiphase.ops.norm import rms_norm
 from antiphase.ops.rotary import rotary_table, rotate
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "prefix_attention",
     "prefix_map",
     "repeat_heads",
+    "rms_norm",
     "rotary_table",
     "rotate",
     "statistics_dtype",

@@ -1,0 +1,32 @@
+"""Antiphase in the Hugging Face world; importing this registers it with the Auto classes."""
+
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+)
+
+from antiphase.models.config import AntiphaseConfig
+from antiphase.models.modeling import (
+    AntiphaseForCausalLM,
+    AntiphaseForSequenceClassification,
+    AntiphaseModel,
+)
+from antiphase.models.presets import PRESETS, preset
+
+__all__ = [
+    "PRESETS",
+    "AntiphaseConfig",
+    "AntiphaseForCausalLM",
+    "AntiphaseForSequenceClassification",
+    "AntiphaseModel",
+    "preset",
+]
+
+AutoConfig.register("antiphase", AntiphaseConfig, exist_ok=True)
+AutoModel.register(AntiphaseConfig, AntiphaseModel, exist_ok=True)
+AutoModelForCausalLM.register(AntiphaseConfig, AntiphaseForCausalLM, exist_ok=True)
+AutoModelForSequenceClassification.register(
+    AntiphaseConfig, AntiphaseForSequenceClassification, exist_ok=True
+)

@@ -1,0 +1,59 @@
+"""The model card that is saved beside the weights."""
+
+from pathlib import Path
+from typing import Any
+
+MODEL_TAGS = ["antiphase", "differential-attention"]
+
+_CARD = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+{tags}
+---
+
+# {title}
+
+A model with `{attention}` attention, made with [Antiphase]({home}).
+
+```python
+import antiphase.models  # registers the architecture
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("path/to/this/model")
+```
+
+| | |
+|---|---|
+| mechanism | `{attention}` {options} |
+| parameters | {parameters:,} |
+| layers x width | {layers} x {width} |
+| heads | {heads} |
+| feed-forward | {feed_forward}, width {feed_forward_width} |
+| vocabulary | {vocabulary:,} |
+"""
+HOME = "https://pypi.org/project/antiphase/"
+
+
+def write_card(model: Any, folder: str | Path) -> None:
+    """Write README.md into a saved model's folder, unless there is one."""
+    path = Path(folder) / "README.md"
+    if path.exists() or not path.parent.is_dir():
+        return
+    config = model.config
+    counts = config.attention_layer().head_counts
+    text = _CARD.format(
+        tags="\n".join(f"- {tag}" for tag in [*MODEL_TAGS, config.attention.replace("_", "-")]),
+        title=path.parent.resolve().name,
+        home=HOME,
+        attention=config.attention,
+        options=config.attention_options or "",
+        parameters=model.num_parameters(),
+        layers=config.num_hidden_layers,
+        width=config.hidden_size,
+        heads=", ".join(f"{n} {what.replace('_', ' ')}" for what, n in counts.items()),
+        feed_forward=config.feed_forward,
+        feed_forward_width=config.feed_forward_width,
+        vocabulary=config.vocab_size,
+    )
+    path.write_text(text, encoding="utf-8")

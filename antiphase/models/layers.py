@@ -1,0 +1,129 @@
+"""What surrounds attention in a block: norms, feed-forward layers, positions, and the block."""
+
+import copy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from antiphase.attention.heads import Cache, Rotary
+from antiphase.models.config import AntiphaseConfig
+from antiphase.models.visibility import Visible
+from antiphase.ops import rms_norm
+
+
+class RMSNorm(nn.Module):
+    """RMS norm with a gain, in fp32 inside."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x [..., width], normed."""
+        gain = self.weight if self.weight.dtype == torch.float64 else self.weight.float()
+        return rms_norm(x, gain, self.eps)
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, hidden_size: int, width: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, width, bias=False)
+        self.up_proj = nn.Linear(hidden_size, width, bias=False)
+        self.down_proj = nn.Linear(width, hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, T, D]."""
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+
+
+class ReLU(nn.Module):
+    """down(relu(up(x))), of the 2017 Transformer."""
+
+    def __init__(self, hidden_size: int, width: int) -> None:
+        super().__init__()
+        self.up_proj = nn.Linear(hidden_size, width, bias=False)
+        self.down_proj = nn.Linear(width, hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, T, D]."""
+        return self.down_proj(F.relu(self.up_proj(x)))  # type: ignore[no-any-return]
+
+
+def norm_of(config: AntiphaseConfig) -> nn.Module:
+    """Return a norm over the model's width, of the configured kind."""
+    if config.norm == "layer":
+        return nn.LayerNorm(config.hidden_size, eps=config.rms_norm_eps)
+    return RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class RotaryPositions(nn.Module):
+    """transformers' RoPE (theta and scaling types), for each width of head that a layer has."""
+
+    def __init__(self, config: AntiphaseConfig, widths: tuple[int, ...]) -> None:
+        super().__init__()
+        self.widths = widths
+        self.by_width = nn.ModuleList(_rotary_of(config, width) for width in widths)
+
+    def forward(self, x: Tensor, positions: Tensor) -> Rotary:
+        """Return cos and sin [B | 1, T, width] by width."""
+        return {
+            width: embedding(x, position_ids=positions)
+            for width, embedding in zip(self.widths, self.by_width, strict=True)
+        }
+
+
+def _rotary_of(config: AntiphaseConfig, width: int) -> LlamaRotaryEmbedding:
+    if width != config.head_dim:
+        config = copy.copy(config)
+        config.head_dim = width
+    return LlamaRotaryEmbedding(config)
+
+
+def sinusoidal(positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """Return the 2017 Transformer's position codes [B | 1, T, width]: sines, then cosines."""
+    half = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32)
+    angles = positions[..., None].float() * 10000.0 ** (-half / width)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)[..., :width].to(dtype)
+
+
+class Block(GradientCheckpointingLayer):  # type: ignore[misc]
+    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+
+    def __init__(self, config: AntiphaseConfig, layer: int, width: int) -> None:
+        super().__init__()
+        kind = {"swiglu": SwiGLU, "relu": ReLU}[config.feed_forward]
+        self.self_attn = config.attention_layer(layer)
+        self.mlp = kind(config.hidden_size, width)
+        self.input_layernorm = norm_of(config)
+        self.post_attention_layernorm = norm_of(config)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        visible: Visible,
+        rotary: Rotary,
+        cache: Cache | None,
+        backend: str,
+        return_maps: bool,
+    ) -> tuple[Tensor, dict[str, Tensor] | None]:
+        """Return [B, T, D] and the maps of this layer's attention, if asked for."""
+        out: Any = self.self_attn(
+            self.input_layernorm(x),
+            causal=visible.causal,
+            mask=visible.mask,
+            rotary=rotary,
+            cache=cache,
+            backend=backend,
+            return_maps=return_maps,
+        )
+        out, maps = out if return_maps else (out, None)
+        x = x + out
+        return x + self.mlp(self.post_attention_layernorm(x)), maps

@@ -1,0 +1,41 @@
+"""RMS norm with one pass each way over what it needs, for CPUs, where PyTorch has no fused one."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    """Return x / rms(x) * gain over the last dimension, computed in the gain's dtype or wider."""
+    return _RMSNorm.apply(x, gain, eps)  # type: ignore[no-any-return]
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, gain.dtype))
+        return (wide * _inverse_rms(wide, eps)).mul_(gain).to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
+        x, gain, ctx.eps = inputs
+        ctx.save_for_backward(x, gain)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, gain = ctx.saved_tensors
+        wide = x.to(torch.promote_types(x.dtype, gain.dtype))
+        inverse = _inverse_rms(wide, ctx.eps)
+        normed = wide * inverse
+        dy = dy.to(wide.dtype)
+        product = dy * normed
+        dgain = product.flatten(0, -2).sum(0)
+        mean = (product @ (gain / gain.shape[0]).unsqueeze(-1)).mul_(inverse)  # [..., 1]
+        dx = (dy * gain).mul_(inverse).addcmul_(normed, mean, value=-1)
+        return dx.to(x.dtype), dgain.to(gain.dtype), None
+
+
+def _inverse_rms(x: Tensor, eps: float) -> Tensor:
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return (norm.square() / x.shape[-1] + eps).rsqrt()
