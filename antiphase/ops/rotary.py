@@ -1,5 +1,7 @@
 """Rotary positions: pairs of channels (i, i + w/2) turned by an angle that grows with position."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -16,7 +18,26 @@ def rotary_table(
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn x [B, T, heads, w] by the angles of cos, sin [B | 1, T, w]."""
-    half = x.shape[-1] // 2
     cos, sin = cos[:, :, None, :].to(x.dtype), sin[:, :, None, :].to(x.dtype)
-    turned = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
-    return x * cos + turned * sin
+    return _Rotate.apply(x, cos, sin)  # type: ignore[no-any-return]
+
+
+class _Rotate(torch.autograd.Function):
+    """The gradient of a turn is the turn back; autograd would take five passes each way."""
+
+    @staticmethod
+    def forward(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        half = x.shape[-1] // 2
+        out = x * cos
+        out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
+        out[..., half:].addcmul_(x[..., :half], sin[..., half:])
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _Rotate.apply(dy, cos, -sin), None, None
