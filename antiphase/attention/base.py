@@ -1,8 +1,8 @@
 """What every mechanism shares. A mechanism says how it projects, mixes and writes down its maps.
 
-    heads = project(x)      tokens to queries, keys, values by head
-    o = mix(heads)          [B, h, Tq, dv], an op of `antiphase.ops`
-    out = merge(o, heads)   norm or gate where there is one, then W_O
+heads = project(x)      tokens to queries, keys, values by head
+o = mix(heads)          [B, h, Tq, dv], an op of `antiphase.ops`
+out = merge(o, heads)   norm or gate where there is one, then W_O
 """
 
 from dataclasses import dataclass, fields
@@ -32,6 +32,7 @@ class Attention(nn.Module):
     Options: ClassVar[type] = NoOptions
     static_cache: ClassVar[bool] = True  # keys and values fit transformers' static cache
     running_state: ClassVar[bool] = False  # decoding keeps a state beside keys and values
+    o_proj: nn.Linear
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class Attention(nn.Module):
 
     def merge(self, o: Tensor, heads: Heads) -> Tensor:
         """Return the heads' outputs, put together: [B, Tq, D]."""
-        return self.o_proj(o.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        return self.o_proj(o.transpose(1, 2).flatten(2))
 
     @property
     def rotary_widths(self) -> tuple[int, ...]:
@@ -157,7 +158,9 @@ class Attention(nn.Module):
             return {}
         if context is not None or cache is not None:
             what = "a context" if cache is None else "a cache"
-            raise ValueError(f"rotary: with {what}, positions are the caller's to know; pass rotary=")
+            raise ValueError(
+                f"rotary: with {what}, positions are the caller's to know; pass rotary="
+            )
         T, theta = x.shape[1], self.rope_theta
         return {w: rotary_table(T, w, theta, device=x.device) for w in self.rotary_widths}
 
@@ -188,8 +191,8 @@ def key_padding(mask: Tensor | None, name: str) -> Tensor | None:
         return None
     if mask.dtype != torch.bool or mask.shape[1:3] != (1, 1):
         raise ValueError(
-            f"mask: got {mask.dtype} of shape {tuple(mask.shape)}; {name} has a running noise branch "
-            "and takes only a boolean padding mask [B, Tk] beside causal=True or False"
+            f"mask: got {mask.dtype} of shape {tuple(mask.shape)}; {name}, with its running noise "
+            "branch, takes only a boolean padding mask [B, Tk] beside causal=True or False"
         )
     return mask[:, 0, 0]
 

@@ -1,6 +1,6 @@
 """Control: standard attention with a sigmoid gate on each head's output (arXiv 2505.06708).
 
-    O_i = sigmoid(W_g x_t) * softmax(q k^T) V
+O_i = sigmoid(W_g x_t) * softmax(q k^T) V
 """
 
 from dataclasses import dataclass

@@ -25,7 +25,9 @@ class GroupedOptions(NoiseOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.ratio < 1:
-            raise ValueError(f"ratio: got {self.ratio}, expected at least 1 signal head a noise head")
+            raise ValueError(
+                f"ratio: got {self.ratio}, expected at least 1 signal head a noise head"
+            )
 
 
 class Grouped(Paired, TwoMaps):
@@ -42,7 +44,8 @@ class Grouped(Paired, TwoMaps):
             if n % group:
                 raise ValueError(
                     f"{what}: grouped at ratio {ratio} splits the baseline's heads into groups of "
-                    f"{group}, and {n} cannot be split so; use a multiple of {group} or another ratio"
+                    f"{group}, and {n} cannot be split so; use a multiple of {group}, or another "
+                    "ratio"
                 )
         self.h_n, self.h_kv_n = self.num_heads // group, self.num_kv_heads // group
         self.h, self.h_kv = ratio * self.h_n, ratio * self.h_kv_n

@@ -1,6 +1,6 @@
 """Low-dim noise: V1 whose second map has queries and keys of `rank` channels instead of d.
 
-    A2 = softmax(Q2 K2^T / sqrt(r)),  r << d
+A2 = softmax(Q2 K2^T / sqrt(r)),  r << d
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,9 @@ class LowDimNoise(Paired, TwoMaps):
     def build(self) -> None:
         r = self.options.rank
         if r % 2:
-            raise ValueError(f"rank: got {r}, expected an even number (RoPE turns pairs of channels)")
+            raise ValueError(
+                f"rank: got {r}, expected an even number (RoPE turns pairs of channels)"
+            )
         self.build_signal()
         self.noise_q_proj = self.linear(self.hidden_size, self.h * r)
         self.noise_k_proj = self.linear(self.hidden_size, self.h_kv * r)

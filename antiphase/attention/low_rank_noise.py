@@ -36,9 +36,11 @@ class LowRankNoise(RunningNoise):
         return q2, k2
 
     def noise(self, heads: Heads, **visible: Any) -> tuple[Tensor, Tensor]:
-        assert heads.q2 is not None and heads.k2 is not None
+        assert heads.q2 is not None
+        assert heads.k2 is not None
         return linear_attention(heads.q2, heads.k2, heads.v_new, **visible)
 
     def noise_map(self, heads: Heads, **visible: Any) -> Tensor:
-        assert heads.q2 is not None and heads.k2 is not None
+        assert heads.q2 is not None
+        assert heads.k2 is not None
         return linear_map(heads.q2, heads.k2, **visible)

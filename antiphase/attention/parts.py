@@ -66,7 +66,7 @@ class Float32Parameters(nn.Module):
             narrow = moved.dtype in (torch.bfloat16, torch.float16)
             return t.to(device=moved.device) if narrow else moved
 
-        return super()._apply(keep, recurse)
+        return super()._apply(keep, recurse)  # type: ignore[no-untyped-call]
 
     def init_parameters(self) -> None:
         """Set the starting values."""
@@ -74,6 +74,11 @@ class Float32Parameters(nn.Module):
 
 class Lambda(Float32Parameters):
     """lam = exp(lq1 . lk1) - exp(lq2 . lk2) + lam_init, one number a layer; or a fixed number."""
+
+    q1: nn.Parameter
+    k1: nn.Parameter
+    q2: nn.Parameter
+    k2: nn.Parameter
 
     def __init__(self, width: int, layer: int, options: NoiseOptions) -> None:
         super().__init__()

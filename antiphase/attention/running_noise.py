@@ -1,4 +1,4 @@
-"""A noise branch without a second T x T map: cumulative in training, a constant state in decoding."""
+"""Noise without a second T x T map: cumulative in training, a constant state in decoding."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ class RunningNoise(Paired):
     def maps(self, heads: Heads, *, causal: bool, mask: Tensor | None) -> dict[str, Tensor]:
         if heads.new != heads.k.shape[2]:
             raise ValueError(
-                f"maps: {self.name} keeps a running state and not the noise keys of earlier tokens; "
+                f"maps: {self.name} keeps a running state, not the noise keys of earlier tokens; "
                 "ask for maps of the whole text at once, without a cache"
             )
         keys = key_padding(mask, self.name)

@@ -73,7 +73,8 @@ class SignedMask(OneMap):
 
     def maps(self, heads: Heads, *, causal: bool, mask: Tensor | None) -> dict[str, Tensor]:
         signal = attention_map(heads.q, heads.k, heads.v, causal=causal, mask=mask)
-        assert heads.q2 is not None and heads.k2 is not None
+        assert heads.q2 is not None
+        assert heads.k2 is not None
         dtype = statistics_dtype(heads.q.dtype)
         form = heads.q2.to(dtype) @ repeat_heads(heads.k2, self.num_heads).to(dtype).mT
         sign = torch.tanh(form + self.sign_offset())

@@ -1,6 +1,6 @@
 """Control: softmax with a learned extra logit a head in the denominator (off-by-one softmax).
 
-    A[i, j] = exp(s_ij) / (exp(sink) + sum_j' exp(s_ij'))
+A[i, j] = exp(s_ij) / (exp(sink) + sum_j' exp(s_ij'))
 """
 
 from typing import Any

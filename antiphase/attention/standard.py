@@ -55,9 +55,7 @@ class OneMap(Attention):
         )
 
     def maps(self, heads: Heads, *, causal: bool, mask: Tensor | None) -> dict[str, Tensor]:
-        A = attention_map(
-            heads.q, heads.k, heads.v, causal=causal, mask=mask, **self.extras(heads)
-        )
+        A = attention_map(heads.q, heads.k, heads.v, causal=causal, mask=mask, **self.extras(heads))
         return {"signal": A, "difference": A}
 
     @property

@@ -1,4 +1,4 @@
-"""Control: standard attention over the k largest scores of each row (sparsity without subtraction)."""
+"""Control: standard attention over the k largest scores of a row; sparse, nothing subtracted."""
 
 from dataclasses import dataclass
 
@@ -44,9 +44,7 @@ class TopK(OneMap):
         scores = scores.float() * self.head_dim**-0.5
         Tq, Tk = scores.shape[-2:]
         if causal:
-            scores = scores.masked_fill(
-                ~causal_mask(Tq, Tk, scores.device, Tk - Tq), -torch.inf
-            )
+            scores = scores.masked_fill(~causal_mask(Tq, Tk, scores.device, Tk - Tq), -torch.inf)
         if mask is not None:
             boolean = mask.dtype == torch.bool
             scores = scores.masked_fill(~mask, -torch.inf) if boolean else scores + mask

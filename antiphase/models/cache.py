@@ -1,5 +1,7 @@
 """One layer's view of a transformers cache, as the mechanisms see it."""
 
+from typing import Any
+
 from torch import Tensor
 from transformers.cache_utils import Cache
 
@@ -7,15 +9,15 @@ from transformers.cache_utils import Cache
 class LayerCache:
     """Keys, values and, for some mechanisms, a running state of one layer."""
 
-    def __init__(self, cache: Cache, layer: int, *, whole: bool) -> None:
-        self.cache, self.layer, self.whole = cache, layer, whole
+    def __init__(self, cache: Cache, layer: int, *, first: bool) -> None:
+        self.cache, self.layer = cache, layer
+        self.first = first and cache.is_compileable
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Add keys and values [B, heads, T, width]; return all there are now."""
         T = k.shape[2]
         k, v = self.cache.update(k, v, self.layer)
-        if self.whole and T > 1 and k.shape[2] > T:
-            # A static cache at its first tokens: what lies behind them is not written yet.
+        if self.first:  # a static cache: what lies behind its first tokens is not written yet
             k, v = k[:, :, :T], v[:, :, :T]
         return k, v
 
@@ -30,7 +32,7 @@ class LayerCache:
         self._running_layer()
         self.cache.update_recurrent_state(state, self.layer)
 
-    def _running_layer(self) -> object:
+    def _running_layer(self) -> Any:
         layer = self.cache.layers[self.layer]
         if not hasattr(layer, "recurrent_states"):
             raise ValueError(

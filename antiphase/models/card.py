@@ -14,7 +14,7 @@ tags:
 
 # {title}
 
-A model with `{attention}` attention, made with [Antiphase]({home}).
+A model with `{attention}` attention, made with Antiphase.
 
 ```python
 import antiphase.models  # registers the architecture
@@ -32,7 +32,6 @@ model = AutoModelForCausalLM.from_pretrained("path/to/this/model")
 | feed-forward | {feed_forward}, width {feed_forward_width} |
 | vocabulary | {vocabulary:,} |
 """
-HOME = "https://pypi.org/project/antiphase/"
 
 
 def write_card(model: Any, folder: str | Path) -> None:
@@ -45,7 +44,6 @@ def write_card(model: Any, folder: str | Path) -> None:
     text = _CARD.format(
         tags="\n".join(f"- {tag}" for tag in [*MODEL_TAGS, config.attention.replace("_", "-")]),
         title=path.parent.resolve().name,
-        home=HOME,
         attention=config.attention,
         options=config.attention_options or "",
         parameters=model.num_parameters(),

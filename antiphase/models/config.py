@@ -13,7 +13,7 @@ POSITIONS = ("rope", "sinusoidal", "none")
 MATCHES = ("parameters", "none")
 
 
-class AntiphaseConfig(PreTrainedConfig):  # type: ignore[misc]
+class AntiphaseConfig(PreTrainedConfig):
     """Configuration of an Antiphase model.
 
     `attention` names the mechanism and `attention_options` are its own. Heads are the baseline's:
@@ -89,8 +89,8 @@ class AntiphaseConfig(PreTrainedConfig):  # type: ignore[misc]
             # transformers' word for a layer with keys, values and a running state
             self.layer_types = ["hybrid"] * num_hidden_layers
         kwargs.pop("layer_types", None)
-        super().__init__(**kwargs)
         _ = self.feed_forward_width  # refuses what does not go together before a model is made
+        super().__init__(**kwargs)
 
     def attention_layer(self, layer: int = 0) -> Attention:
         """Return one attention layer of this configuration."""

@@ -40,7 +40,7 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, T, D]."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class ReLU(nn.Module):
@@ -53,7 +53,7 @@ class ReLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, T, D]."""
-        return self.down_proj(F.relu(self.up_proj(x)))  # type: ignore[no-any-return]
+        return self.down_proj(F.relu(self.up_proj(x)))
 
 
 def norm_of(config: AntiphaseConfig) -> nn.Module:
@@ -93,7 +93,7 @@ def sinusoidal(positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], dim=-1)[..., :width].to(dtype)
 
 
-class Block(GradientCheckpointingLayer):  # type: ignore[misc]
+class Block(GradientCheckpointingLayer):
     """x + attention(norm(x)), then x + feed_forward(norm(x))."""
 
     def __init__(self, config: AntiphaseConfig, layer: int, width: int) -> None:

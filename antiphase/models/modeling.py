@@ -18,7 +18,7 @@ from antiphase.models.layers import Block, RotaryPositions, norm_of, sinusoidal
 from antiphase.models.visibility import BACKENDS, visibility
 
 
-class AntiphasePreTrainedModel(PreTrainedModel):  # type: ignore[misc]
+class AntiphasePreTrainedModel(PreTrainedModel):
     """What all Antiphase models share: loading, saving, initialisation and the backend's name."""
 
     config_class = AntiphaseConfig
@@ -26,7 +26,6 @@ class AntiphasePreTrainedModel(PreTrainedModel):  # type: ignore[misc]
     supports_gradient_checkpointing = True
     _no_split_modules = ["Block"]  # noqa: RUF012
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
-    _keep_in_fp32_modules_strict = {"lam", "norm.gain", "sink", "sign_offset"}  # noqa: RUF012
     _can_compile_fullgraph = True
     model_tags = MODEL_TAGS
 
@@ -49,7 +48,8 @@ class AntiphasePreTrainedModel(PreTrainedModel):  # type: ignore[misc]
     def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
         """Return optimiser groups: matrices decay; lambdas, gains, embeddings and biases do not."""
         embeddings = {id(m.weight) for m in self.modules() if isinstance(m, nn.Embedding)}
-        decayed, kept = [], []
+        decayed: list[Tensor] = []
+        kept: list[Tensor] = []
         for parameter in self.parameters():
             if parameter.requires_grad:
                 matrix = parameter.dim() >= 2 and id(parameter) not in embeddings
@@ -80,6 +80,11 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         if config.position == "rope":
             self.rotary = RotaryPositions(config, config.attention_layer().rotary_widths)
         self.gradient_checkpointing = False
+        self._keep_in_fp32_modules_strict = {
+            f"self_attn.{name}."
+            for name, part in self.attention_layers[0].named_modules()
+            if isinstance(part, Float32Parameters)
+        }
         self.post_init()
 
     def forward(
@@ -103,15 +108,14 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         if self.gradient_checkpointing and self.training:
             use_cache = False
         maps = config.output_attentions if output_attentions is None else output_attentions
-        states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        states = (
+            config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        )
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=config)
-        if not use_cache and past_key_values is None:
-            seen: Any = 0
-        else:
-            seen = past_key_values.get_seq_length()  # type: ignore[union-attr]
         if position_ids is None:
+            seen = 0 if past_key_values is None else past_key_values.get_seq_length()
             position_ids = (torch.arange(x.shape[1], device=x.device) + seen)[None]
         self._check_cache(past_key_values)
         visible = visibility(config, x, attention_mask, past_key_values, position_ids)
@@ -124,7 +128,7 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         for i, block in enumerate(self.layers):
             cache = None
             if past_key_values is not None:
-                cache = LayerCache(past_key_values, i, whole=visible.mask is None)
+                cache = LayerCache(past_key_values, i, first=visible.mask is None)
             x, layer_maps = block(
                 x,
                 visible=visible,
@@ -145,16 +149,21 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         )
         return output.to_tuple() if return_dict is False else output
 
+    @property
+    def attention_layers(self) -> list[Attention]:
+        """Return the mechanism of every block, first to last."""
+        return [block.self_attn for block in self.layers]  # type: ignore[misc]
+
     def _check_cache(self, cache: Cache | None) -> None:
-        layer: Attention = self.layers[0].self_attn
+        layer = self.attention_layers[0]
         if cache is not None and cache.is_compileable and not layer.static_cache:
             raise ValueError(
-                f"past_key_values: {layer.name} does not work with a static cache; use a dynamic one "
-                "(cache_implementation='dynamic')"
+                f"past_key_values: {layer.name} does not work with a static cache; use a dynamic "
+                "one (cache_implementation='dynamic')"
             )
 
 
-class AntiphaseForCausalLM(AntiphasePreTrainedModel, GenerationMixin):  # type: ignore[misc]
+class AntiphaseForCausalLM(AntiphasePreTrainedModel, GenerationMixin):
     """A language model: the stack and a head over the vocabulary."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
@@ -211,7 +220,7 @@ class AntiphaseForCausalLM(AntiphasePreTrainedModel, GenerationMixin):  # type: 
 
 
 class AntiphaseForSequenceClassification(
-    GenericForSequenceClassification,  # type: ignore[misc]
+    GenericForSequenceClassification,
     AntiphasePreTrainedModel,
 ):
     """A classifier of whole texts: the stack and a head on the last token that counts."""

@@ -34,8 +34,10 @@ def visibility(
     Padding stays a row of keys [B, 1, 1, Tk] beside the causal flag, which kernels like best; only
     static caches, packed texts and masks of the user's own need the whole square.
     """
-    static = cache is not None and cache.is_compileable
-    if attention_mask is not None and attention_mask.dim() == 2 and not static:
+    growing = cache is not None and not cache.is_compileable
+    if attention_mask is None and growing:
+        return Visible(None, causal=True)
+    if attention_mask is not None and attention_mask.dim() == 2 and (growing or cache is None):
         padding = attention_mask.to(device=x.device, dtype=torch.bool)
         if not torch.compiler.is_compiling() and bool(padding.all()):
             return Visible(None, causal=True)

@@ -19,7 +19,7 @@ def rotary_table(
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn x [B, T, heads, w] by the angles of cos, sin [B | 1, T, w]."""
     cos, sin = cos[:, :, None, :].to(x.dtype), sin[:, :, None, :].to(x.dtype)
-    return _Rotate.apply(x, cos, sin)  # type: ignore[no-any-return]
+    return _Rotate.apply(x, cos, sin)  # type: ignore[no-untyped-call]
 
 
 class _Rotate(torch.autograd.Function):
@@ -40,4 +40,4 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
-        return _Rotate.apply(dy, cos, -sin), None, None
+        return _Rotate.apply(dy, cos, -sin), None, None  # type: ignore[no-untyped-call]

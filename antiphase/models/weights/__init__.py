@@ -1,0 +1,7 @@
+"""Weights of other layouts, in and out. Each layout is a file with its renaming and reordering."""
+
+from antiphase.models.weights.convert import convert
+from antiphase.models.weights.diffllama import from_diffllama, to_diffllama
+from antiphase.models.weights.official import from_official, official_attention
+
+__all__ = ["convert", "from_diffllama", "from_official", "official_attention", "to_diffllama"]

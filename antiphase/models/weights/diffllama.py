@@ -1,0 +1,125 @@
+"""transformers' `DiffLlama` and DIFF V1: pairs by halves against adjacent pairs.
+
+DiffLlama pairs query head i with i + H/2 and key (and value) head j with j + H_kv/2; its head norm
+has no gain. Ours pairs neighbours and has one gain a layer, which must be ones to go back.
+"""
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
+
+from antiphase.models.config import AntiphaseConfig
+from antiphase.models.modeling import AntiphaseForCausalLM
+from antiphase.models.weights.order import halves_to_pairs, pairs_to_halves
+
+_SAME = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "rope_parameters",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "attention_bias",
+    "initializer_range",
+    "tie_word_embeddings",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+)
+_PAIRED = re.compile(r"\.self_attn\.([qkv])_proj\.(weight|bias)$")
+_LAMBDA = re.compile(r"\.self_attn\.lambda_([qk][12])$")
+_OUR_LAMBDA = re.compile(r"\.self_attn\.lam\.([qk][12])$")
+
+
+def from_diffllama(theirs: DiffLlamaForCausalLM) -> AntiphaseForCausalLM:
+    """Return a `diff_v1` model with the same logits."""
+    config = theirs.config
+    if config.hidden_act != "silu":
+        raise ValueError(
+            f"hidden_act: got {config.hidden_act!r}; only 'silu' has a counterpart (feed_forward "
+            "'swiglu')"
+        )
+    fields = {name: getattr(config, name) for name in _SAME}
+    ours = AntiphaseForCausalLM(
+        AntiphaseConfig(
+            attention="diff_v1",
+            match="none",
+            intermediate_size=config.intermediate_size,
+            **fields,
+        )
+    )
+    heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
+    heads["v"] = heads["k"]
+    state: dict[str, Tensor] = {}
+    for name, t in theirs.state_dict().items():
+        if found := _PAIRED.search(name):
+            t = halves_to_pairs(t, heads[found[1]])
+        state[_LAMBDA.sub(r".self_attn.lam.\1", name)] = t
+    gains = {name for name in ours.state_dict() if name.endswith("self_attn.norm.gain")}
+    _load(ours, state, missing=gains)
+    return ours.to(theirs.dtype).train(theirs.training)
+
+
+def to_diffllama(ours: AntiphaseForCausalLM) -> DiffLlamaForCausalLM:
+    """Return transformers' model with the same logits, or say what it cannot express."""
+    _check_expressible(ours)
+    config = ours.config
+    theirs = DiffLlamaForCausalLM(
+        DiffLlamaConfig(
+            intermediate_size=config.feed_forward_width,
+            **{name: getattr(config, name) for name in _SAME},
+        )
+    )
+    heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
+    heads["v"] = heads["k"]
+    state: dict[str, Tensor] = {}
+    for name, t in ours.state_dict().items():
+        if name.endswith("self_attn.norm.gain"):
+            continue
+        if found := _PAIRED.search(name):
+            t = pairs_to_halves(t, heads[found[1]])
+        state[_OUR_LAMBDA.sub(r".self_attn.lambda_\1", name)] = t
+    _load(theirs, state, missing=set())
+    return theirs.to(ours.dtype).train(ours.training)
+
+
+def _check_expressible(ours: AntiphaseForCausalLM) -> None:
+    config = ours.config
+    wanted: dict[str, Any] = {
+        "attention": "diff_v1",
+        "feed_forward": "swiglu",
+        "norm": "rms",
+        "position": "rope",
+    }
+    for name, value in wanted.items():
+        if getattr(config, name) != value:
+            raise ValueError(
+                f"{name}: got {getattr(config, name)!r}, but DiffLlama is always {value!r}"
+            )
+    options = ours.model.attention_layers[0].options
+    plain = type(options)()
+    if options != plain:
+        raise ValueError(f"attention_options: got {options}, but DiffLlama has only {plain}")
+    for i, layer in enumerate(ours.model.attention_layers):
+        gain = layer.get_parameter("norm.gain")
+        if not torch.equal(gain, torch.ones_like(gain)):
+            raise ValueError(
+                f"layer {i}: the gain of its head norm is not ones (it lies in "
+                f"[{gain.min():.3g}, {gain.max():.3g}]), and DiffLlama's head norm has no gain"
+            )
+
+
+def _load(model: torch.nn.Module, state: dict[str, Tensor], missing: set[str]) -> None:
+    """Load a whole state; anything missing beside `missing`, or left over, is an error."""
+    result = model.load_state_dict(state, strict=False)
+    lost = set(result.missing_keys) - missing
+    if lost or result.unexpected_keys:
+        raise ValueError(
+            f"weights: missing {sorted(lost) or 'none'}, unknown {result.unexpected_keys or 'none'}"
+        )

@@ -1,0 +1,55 @@
+"""The layout of the official DIFF V1 modules: adjacent pairs as ours, but interleaved RoPE.
+
+Names of an attention module there: q_proj, k_proj, v_proj, out_proj, lambda_q1 .. lambda_k2 and
+subln.weight, the gain of the head norm. RoPE turns the channels (2i, 2i + 1) there and (i, i + d/2)
+here, so q and k rows are permuted.
+"""
+
+import re
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from antiphase.models.config import AntiphaseConfig
+from antiphase.models.modeling import AntiphaseForCausalLM
+from antiphase.models.weights.order import interleaved_to_halves
+
+_NAMES = {"out_proj.weight": "o_proj.weight", "subln.weight": "norm.gain"} | {
+    f"lambda_{vector}": f"lam.{vector}" for vector in ("q1", "k1", "q2", "k2")
+}
+_ATTENTION = re.compile(r"^(?P<layer>.*layers\.\d+\.self_attn\.)(?P<name>.+)$")
+
+
+def official_attention(state: Mapping[str, Tensor], head_dim: int) -> dict[str, Tensor]:
+    """Return the state of one official module as the state of a `DiffV1` of the same size."""
+    ours = {}
+    for name, t in state.items():
+        if name in ("q_proj.weight", "k_proj.weight"):
+            t = interleaved_to_halves(t, head_dim)
+        ours[_NAMES.get(name, name)] = t
+    return ours
+
+
+def from_official(state: Mapping[str, Tensor], config: AntiphaseConfig) -> AntiphaseForCausalLM:
+    """Return a `diff_v1` model from a Llama-like state whose attention is the official one.
+
+    Everything but attention has Llama's names (model.layers.0.mlp.gate_proj.weight and so on).
+    """
+    ours: dict[str, Tensor] = {}
+    for name, t in state.items():
+        found = _ATTENTION.match(name)
+        if found is None:
+            ours[name] = t
+        else:
+            moved = official_attention({found["name"]: t}, config.head_dim)
+            ours |= {found["layer"] + inner: value for inner, value in moved.items()}
+    model = AntiphaseForCausalLM(config)
+    if config.tie_word_embeddings and "lm_head.weight" not in ours:
+        ours["lm_head.weight"] = ours["model.embed_tokens.weight"]
+    result = model.load_state_dict(ours, strict=False)
+    if result.missing_keys or result.unexpected_keys:
+        raise ValueError(
+            f"weights: missing {result.missing_keys or 'none'}, unknown "
+            f"{result.unexpected_keys or 'none'}; expected Llama's names, with official attention"
+        )
+    return model

@@ -1,0 +1,20 @@
+"""Every mechanism at a small size."""
+
+import torch
+
+from antiphase.attention import MECHANISMS, Attention
+
+NAMES = list(MECHANISMS)
+SMALL = {"top_k": {"k": 5}, "low_dim_noise": {"rank": 4}, "low_rank_noise": {"rank": 3}}
+
+
+def small(name: str, kv_heads: int = 8, **fields: object) -> Attention:
+    """Return a layer of width 64, on a baseline of 8 heads of 8."""
+    torch.manual_seed(0)
+    options = {**SMALL.get(name, {}), **fields}
+    return MECHANISMS[name](64, 8, kv_heads, **options)
+
+
+def tokens(B: int = 2, T: int = 21, D: int = 64, dtype: torch.dtype = torch.float32):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(B, T, D, generator=generator, dtype=dtype)

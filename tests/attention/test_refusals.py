@@ -1,0 +1,48 @@
+"""Bad shapes and options say what was given, what is allowed and what to change."""
+
+import pytest
+
+from antiphase.attention import MECHANISMS, DiffV1, Grouped, LowDimNoise, Standard, mechanism
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Standard(64, 7), "7 heads do not divide a hidden size of 64"),
+        (lambda: Standard(64, 8, 3), "3 key/value heads do not divide 8 heads; divisors are 1, 2"),
+        (lambda: Standard(64, 0), "num_heads: got 0, expected at least 1"),
+        (lambda: DiffV1(63, 7), "num_heads: diff_v1 pairs the baseline's heads, and 7 cannot be"),
+        (lambda: DiffV1(64, 8, 1), "num_kv_heads: diff_v1 pairs .* and 1 cannot be halved"),
+        (lambda: Grouped(64, 8, ratio=2), "groups of 3, and 8 cannot be split so; use a multiple"),
+        (lambda: Grouped(64, 8, 2, ratio=3), "num_kv_heads: grouped at ratio 3"),
+        (lambda: Grouped(64, 8, ratio=0), "ratio: got 0, expected at least 1"),
+        (lambda: LowDimNoise(64, 8, rank=3), "rank: got 3, expected an even number"),
+        (lambda: Standard(64, 8, half_dim=True, head_dim=3), "width 3 cannot be halved"),
+        (lambda: Standard(64, 8, head_norm="batch"), "head_norm: got 'batch', allowed are rms"),
+        (lambda: Standard(64, 8, lam=0.5), "'standard' has no option 'lam'; its options are head"),
+        (lambda: mechanism("diff_v2")(64, 8, ratio=2), "has no option 'ratio'; it has no options"),
+        (lambda: DiffV1(64, 8, lam="big"), "lam: got 'big', expected 'learned' or a number"),
+        (lambda: DiffV1(64, 8, lam=float("nan")), "lam: got nan"),
+        (lambda: DiffV1(64, 8, lam_init=True), "lam_init: got True, expected 'depth' or a number"),
+        (lambda: DiffV1(64, 8, lam_init=1), "makes the norm's factor 1 - lam_init zero"),
+        (
+            lambda: DiffV1(64, 8, lam=0.5, lam_init=0.8, head_norm="none"),
+            "lam_init=0.8 has no effect when lam is fixed at 0.5 and head_norm is 'none'",
+        ),
+        (lambda: mechanism("top_k")(64, 8, k=0), "k: got 0, expected at least 1 key"),
+        (lambda: mechanism("signed_mask")(64, 8, rank=0), "rank: got 0, expected at least 1"),
+        (lambda: mechanism("fixed_noise")(64, 8, gate="max"), "gate: got 'max', allowed are"),
+        (lambda: mechanism("dif_v1"), "attention: got 'dif_v1', allowed are standard, diff_v1"),
+        (lambda: Standard(64, 8, head_dim=5, rope_theta=1e4), "RoPE, which wants even widths"),
+    ],
+)  # fmt: skip
+def test_refusals_say_what_to_change(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_the_registry_has_every_mechanism_under_its_name():
+    wanted = "standard diff_v1 diff_v2 grouped low_dim_noise low_rank_noise fixed_noise top_k "
+    wanted += "signed_mask gated sink"
+    assert list(MECHANISMS) == wanted.split()
+    assert all(kind.name == name for name, kind in MECHANISMS.items())

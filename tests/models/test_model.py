@@ -1,0 +1,227 @@
+"""Loading, saving, training and what a model returns, as of any Hugging Face model."""
+
+import json
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+)
+
+from antiphase.models import AntiphaseForSequenceClassification
+from tests.attention.cases import NAMES
+from tests.models.tiny import VOCABULARY, config, left_padded, model, texts
+
+each = pytest.mark.parametrize("name", NAMES)
+main = pytest.mark.parametrize("name", ["standard", "diff_v1", "diff_v2"])
+
+
+@each
+@torch.no_grad()
+def test_save_load_same_logits(name, tmp_path):
+    net, ids = model(name), texts()
+    net.save_pretrained(tmp_path, max_shard_size="50KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(loaded) is type(net)
+    same = {"dtype": 0, "_name_or_path": 0}
+    assert loaded.config.to_dict() | same == net.config.to_dict() | same
+    assert torch.equal(loaded(ids).logits, net(ids).logits)
+    assert isinstance(AutoModel.from_pretrained(tmp_path), type(net.model))
+
+
+@each
+def test_overfit_one_batch(name):
+    net, ids = model(name, initializer_range=0.02).train(), texts(4, 16)
+    optimiser = torch.optim.AdamW(net.parameter_groups(0.0), lr=5e-3)
+    for _ in range(120):
+        loss = net(ids, labels=ids).loss
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    # The first token of a text is all there is to tell texts apart at the second.
+    assert loss.item() < 0.05
+
+
+@each
+def test_every_parameter_has_a_gradient(name):
+    net, ids = model(name).train(), texts()
+    net(ids, labels=ids).loss.backward()
+    for parameter_name, parameter in net.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert parameter.grad.abs().sum() > 0, parameter_name
+
+
+@each
+def test_checkpointing_gives_the_same_gradients(name):
+    ids, found = texts(), []
+    for checkpointing in (False, True):
+        net = model(name).train()
+        if checkpointing:
+            net.gradient_checkpointing_enable()
+        net(ids, labels=ids).loss.backward()
+        found.append([p.grad for p in net.parameters()])
+    torch.testing.assert_close(*found)
+
+
+@main
+def test_loss_is_over_shifted_labels_without_the_ignored(name):
+    net, ids = model(name), texts()
+    labels = ids.clone()
+    labels[:, :7] = -100
+    out = net(ids, labels=labels)
+    flat = torch.nn.functional.cross_entropy(
+        out.logits[:, 6:-1].reshape(-1, VOCABULARY), ids[:, 7:].reshape(-1)
+    )
+    torch.testing.assert_close(out.loss, flat)
+    torch.testing.assert_close(net(ids, logits_to_keep=2).logits, out.logits[:, -2:])
+
+
+@each
+@torch.no_grad()
+def test_attentions_are_the_differences_and_hidden_states_frame_the_layers(name):
+    net, ids = model(name), texts()
+    out = net(ids, output_attentions=True, output_hidden_states=True, use_cache=False)
+    assert len(out.attentions) == 2
+    assert len(out.hidden_states) == 3
+    layer = net.model.layers[1]
+    rotary = net.model.rotary(out.hidden_states[0], torch.arange(19)[None])
+    x = layer.input_layernorm(out.hidden_states[1])
+    _, maps = layer.self_attn(x, causal=True, rotary=rotary, return_maps=True)
+    torch.testing.assert_close(out.attentions[1], maps["difference"])
+    torch.testing.assert_close(out.hidden_states[2], net.model(ids).last_hidden_state)
+    assert isinstance(net(ids, return_dict=False), tuple)
+
+
+@each
+def test_embeddings_are_tied_when_asked(name):
+    net = model(name, tie_word_embeddings=True)
+    assert net.lm_head.weight is net.model.embed_tokens.weight
+    assert model(name).lm_head.weight is not model(name).model.embed_tokens.weight
+
+
+@each
+def test_weight_decay_leaves_lambdas_gains_and_embeddings_alone(name):
+    net = model(name, tie_word_embeddings=True)
+    decayed, kept = net.parameter_groups(0.1)
+    assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
+    names = {id(p): n for n, p in net.named_parameters()}
+    assert all("proj" in names[id(p)] for p in decayed["params"])
+    assert not any("proj" in names[id(p)] for p in kept["params"])
+    assert len(decayed["params"]) + len(kept["params"]) == len(names)
+
+
+@each
+@torch.no_grad()
+def test_a_bf16_model_keeps_its_fine_numbers_in_fp32(name, tmp_path):
+    net = model(name)
+    net.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    for narrow in (loaded, model(name).to(torch.bfloat16)):
+        for parameter_name, p in narrow.named_parameters():
+            fine = "self_attn" in parameter_name and p.dim() == 1
+            assert p.dtype == (torch.float32 if fine else torch.bfloat16), parameter_name
+        logits = narrow(texts()).logits
+        assert logits.dtype == torch.bfloat16
+        if name != "top_k":  # rounding may choose other keys
+            assert (logits.float() - net(texts()).logits).abs().mean() < 0.1
+    loaded.save_pretrained(tmp_path / "again")
+    fine = AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype=torch.float32)
+    for (parameter_name, a), b in zip(net.named_parameters(), fine.parameters(), strict=True):
+        if "self_attn" in parameter_name and a.dim() == 1:
+            assert torch.equal(a, b), parameter_name
+
+
+@main
+def test_initial_weights(name):
+    net = model(name, hidden_size=128, initializer_range=0.02)
+    for parameter_name, p in net.named_parameters():
+        if ".lam." in parameter_name:
+            assert 0.05 < p.std() < 0.2
+        elif p.dim() == 1:
+            assert (p == 1).all()
+        elif "lambda_proj" not in parameter_name:
+            assert p.std().item() == pytest.approx(0.02, rel=0.1)
+    assert (net.model.embed_tokens.weight[0] == 0).all()  # padding
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"position": "sinusoidal", "norm": "layer", "feed_forward": "relu"},
+        {"position": "none"},
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e3}},
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}},
+        {"attention_bias": True, "head_dim": 16},
+    ],
+    ids=["2017", "no positions", "linear rope", "yarn", "bias and head_dim"],
+)
+@pytest.mark.parametrize("name", ["standard", "diff_v1", "low_dim_noise", "low_rank_noise"])
+@torch.no_grad()
+def test_other_surroundings(name, fields, tmp_path):
+    net, ids = model(name, **fields), texts()
+    net.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded(ids).logits, net(ids).logits)
+    padded, mask = left_padded(ids, [19, 9, 4])
+    positions = (mask.cumsum(-1) - 1).clamp_min(0)
+    got = net(padded, attention_mask=mask, position_ids=positions).logits
+    torch.testing.assert_close(got[1, -9:], net(ids[1:2, -9:]).logits[0], atol=2e-5, rtol=1e-4)
+    back = ids[:, torch.arange(18, -1, -1)]
+    blind = torch.allclose(net(back).logits[:, -1], net(ids).logits[:, -1], atol=1e-4)
+    assert not blind
+
+
+@torch.no_grad()
+def test_a_classifier_reads_the_last_token_that_counts():
+    torch.manual_seed(0)
+    net = AntiphaseForSequenceClassification(config("diff_v1", num_labels=3)).eval()
+    ids = texts()
+    padded = torch.nn.functional.pad(ids, (0, 4))
+    mask = (padded != 0).long()
+    want = net(ids).logits
+    assert want.shape == (3, 3)
+    got = net(padded, attention_mask=mask)
+    torch.testing.assert_close(got.logits, want, atol=1e-5, rtol=1e-4)
+    assert net(ids, labels=torch.tensor([0, 2, 1])).loss.isfinite()
+
+
+def test_auto_classes_know_the_name(tmp_path):
+    cfg = config("diff_v1", num_labels=2)
+    cfg.save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).attention == "diff_v1"
+    assert AutoModelForSequenceClassification.from_config(cfg).config.num_labels == 2
+    assert json.loads((tmp_path / "config.json").read_text())["intermediate_size"] == 160
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference", "sdpa", "fused_cpu", "eager"])
+@torch.no_grad()
+def test_the_backend_is_chosen_as_hugging_face_does(backend):
+    net = model("diff_v1")
+    want = net(texts()).logits
+    net.set_attn_implementation(backend)
+    expected = "reference" if backend == "eager" else backend
+    assert net.config._attn_implementation == expected
+    torch.testing.assert_close(net(texts()).logits, want, atol=1e-5, rtol=1e-4)
+    made = AutoModelForCausalLM.from_config(net.config, attn_implementation=backend)
+    assert made.config._attn_implementation == expected
+
+
+def test_an_unknown_backend_is_refused():
+    with pytest.raises(ValueError, match="got 'flash_attention_9', allowed are auto, reference"):
+        AutoModelForCausalLM.from_config(config("diff_v1"), attn_implementation="flash_attention_9")
+
+
+def test_a_card_is_saved_once(tmp_path):
+    model("diff_v1").save_pretrained(tmp_path)
+    card = tmp_path / "README.md"
+    text = card.read_text()
+    assert "`diff_v1`" in text
+    assert "- differential-attention" in text
+    assert "4 heads, 8 maps" in text
+    card.write_text("mine")
+    model("diff_v1").save_pretrained(tmp_path)
+    assert card.read_text() == "mine"

@@ -1,0 +1,129 @@
+"""Cumulative maps against their written-down twins: outputs, gradients, states and padding."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from antiphase.ops import (
+    linear_attention,
+    linear_map,
+    prefix_attention,
+    prefix_map,
+    repeat_heads,
+    rms_norm,
+    rotary_table,
+    rotate,
+)
+
+
+def inputs(B=2, H=4, Hkv=2, T=150, r=3, d=5, spread=1.0):
+    g = torch.Generator().manual_seed(0)
+    random = {"generator": g, "dtype": torch.float64}
+    fq, fk = torch.rand(B, H, T, r, **random), torch.rand(B, Hkv, T, r, **random)
+    s, v = spread * torch.randn(B, Hkv, T, **random), torch.randn(B, Hkv, T, d, **random)
+    keys = torch.ones(B, T, dtype=torch.bool)
+    keys[0, : T // 3] = False
+    return fq, fk, s, v, keys
+
+
+@pytest.mark.parametrize("T", [1, 5, 63, 64, 65, 200])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("spread", [1.0, 300.0])
+def test_outputs_are_map_times_v(T, causal, spread):
+    fq, fk, s, v, keys = inputs(T=T, spread=spread)
+    out, _ = linear_attention(fq, fk, v, causal=causal, keys=keys)
+    want = linear_map(fq, fk, causal=causal, keys=keys) @ repeat_heads(v, 4)
+    torch.testing.assert_close(out, want)
+    out, _ = prefix_attention(s, v, causal=causal, keys=keys)
+    want = prefix_map(s, T if causal else 1, causal=causal, keys=keys) @ v
+    torch.testing.assert_close(out, want)
+
+
+@settings(deadline=None, max_examples=30)
+@given(cuts=st.lists(st.integers(0, 150), max_size=6))
+def test_any_way_of_cutting_the_text_gives_the_same(cuts):
+    fq, fk, s, v, keys = inputs(spread=50.0)
+    edges = sorted({0, 150, *cuts})
+    outs, state, prefix_outs, prefix_state = [], None, [], None
+    for a, b in itertools.pairwise(edges):
+        here = {"causal": True, "keys": keys[:, a:b]}
+        piece = (fq[:, :, a:b], fk[:, :, a:b], v[:, :, a:b])
+        out, state = linear_attention(*piece, state=state, **here)
+        outs.append(out)
+        out, prefix_state = prefix_attention(s[..., a:b], v[:, :, a:b], state=prefix_state, **here)
+        prefix_outs.append(out)
+    whole, last = linear_attention(fq, fk, v, causal=True, keys=keys)
+    torch.testing.assert_close(torch.cat(outs, 2), whole)
+    torch.testing.assert_close(state, last)
+    whole, last = prefix_attention(s, v, causal=True, keys=keys)
+    torch.testing.assert_close(torch.cat(prefix_outs, 2), whole)
+    torch.testing.assert_close(prefix_state, last)
+
+
+def test_a_zeroed_state_is_no_state():
+    fq, fk, s, v, _ = inputs()
+    _, state = linear_attention(fq, fk, v, causal=True)
+    again = linear_attention(fq, fk, v, causal=True, state=torch.zeros_like(state))
+    torch.testing.assert_close(again[0], linear_attention(fq, fk, v, causal=True)[0])
+    _, state = prefix_attention(s, v, causal=True)
+    again = prefix_attention(s, v, causal=True, state=torch.zeros_like(state))
+    torch.testing.assert_close(again[0], prefix_attention(s, v, causal=True)[0])
+
+
+def test_gradients_are_those_of_the_maps():
+    fq, fk, s, v, keys = (t[:, :, :70] if t.dim() > 2 else t[:, :70] for t in inputs(1, 2, 1, 70))
+    fq, fk, s, v = (t.requires_grad_() for t in (fq, fk, s, v))
+    weights = torch.randn(1, 2, 70, 5, dtype=torch.float64)
+    fast = linear_attention(fq, fk, v, causal=True, keys=keys)[0]
+    slow = linear_map(fq, fk, causal=True, keys=keys) @ repeat_heads(v, 2)
+    got, want = (torch.autograd.grad((o * weights).sum(), (fq, fk, v)) for o in (fast, slow))
+    torch.testing.assert_close(got, want)
+    fast = prefix_attention(s, v, causal=True, keys=keys)[0]
+    slow = prefix_map(s, 70, causal=True, keys=keys) @ v
+    got, want = (torch.autograd.grad((o * weights[:, :1]).sum(), (s, v)) for o in (fast, slow))
+    torch.testing.assert_close(got, want)
+
+
+def test_rows_that_see_nothing_give_zeros_and_finite_gradients():
+    fq, fk, s, v, keys = inputs(T=20)
+    keys[0] = False
+    s.requires_grad_(), v.requires_grad_()
+    for out in (
+        linear_attention(fq, fk, v, causal=True, keys=keys)[0],
+        prefix_attention(s, v, causal=True, keys=keys)[0],
+    ):
+        assert (out[0] == 0).all()
+        assert out.isfinite().all()
+        (out * 2).sum().backward(retain_graph=True)
+    assert s.grad.isfinite().all()
+    assert v.grad.isfinite().all()
+
+
+def test_rotation_and_norm_have_first_and_second_derivatives():
+    x = torch.randn(2, 3, 2, 4, dtype=torch.float64, requires_grad=True)
+    gain = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    table = [t.double() for t in rotary_table(3, 4)]
+    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+        assert check(lambda x: rotate(x, *table), (x,))
+        assert check(lambda x, g: rms_norm(x, g, 1e-3), (x, gain))
+
+
+def test_rotation_keeps_lengths_and_depends_on_the_distance_alone():
+    x = torch.randn(1, 9, 1, 8, dtype=torch.float64)
+    turned = rotate(x, *rotary_table(9, 8))
+    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1), atol=1e-6, rtol=1e-6)
+    same = rotate(x[:, :1].expand_as(x), *rotary_table(9, 8))[0, :, 0]
+    products = same @ same.T
+    torch.testing.assert_close(products[:-1, :-1], products[1:, 1:], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norm_is_that_of_pytorch(dtype):
+    x, gain = torch.randn(3, 5, 16).to(dtype), torch.randn(16)
+    want = torch.nn.functional.rms_norm(x.float(), (16,), gain, 1e-5)
+    got = rms_norm(x, gain, 1e-5)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.float(), want.to(dtype).float())
