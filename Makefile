@@ -35,4 +35,5 @@ clean:
 $(READY): pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --editable ".[dev]"
+	$(BIN)/pip install --quiet --no-deps --target .venv/peers "timm>=1.0.20" # why: tests/peers.py
 	touch $@

@@ -7,17 +7,77 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from antiphase.attention import (
+        DiffV1,
+        DiffV2,
+        FixedNoise,
+        Gated,
+        Grouped,
+        LowDimNoise,
+        LowRankNoise,
+        SignedMask,
+        Sink,
+        Standard,
+        TopK,
+    )
+    from antiphase.models import (
+        AntiphaseConfig,
+        AntiphaseForCausalLM,
+        AntiphaseForSequenceClassification,
+        AntiphaseModel,
+        preset,
+    )
+    from antiphase.models.accelerate import accelerate
     from antiphase.ops import attention_maps, backend_for, diff_attention
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AntiphaseConfig": "antiphase.models",
+    "AntiphaseForCausalLM": "antiphase.models",
+    "AntiphaseForSequenceClassification": "antiphase.models",
+    "AntiphaseModel": "antiphase.models",
+    "DiffV1": "antiphase.attention",
+    "DiffV2": "antiphase.attention",
+    "FixedNoise": "antiphase.attention",
+    "Gated": "antiphase.attention",
+    "Grouped": "antiphase.attention",
+    "LowDimNoise": "antiphase.attention",
+    "LowRankNoise": "antiphase.attention",
+    "SignedMask": "antiphase.attention",
+    "Sink": "antiphase.attention",
+    "Standard": "antiphase.attention",
+    "TopK": "antiphase.attention",
+    "accelerate": "antiphase.models.accelerate",
     "attention_maps": "antiphase.ops",
     "backend_for": "antiphase.ops",
     "diff_attention": "antiphase.ops",
+    "preset": "antiphase.models",
 }
 
-__all__ = ["__version__", "attention_maps", "backend_for", "diff_attention"]
+__all__ = [
+    "AntiphaseConfig",
+    "AntiphaseForCausalLM",
+    "AntiphaseForSequenceClassification",
+    "AntiphaseModel",
+    "DiffV1",
+    "DiffV2",
+    "FixedNoise",
+    "Gated",
+    "Grouped",
+    "LowDimNoise",
+    "LowRankNoise",
+    "SignedMask",
+    "Sink",
+    "Standard",
+    "TopK",
+    "__version__",
+    "accelerate",
+    "attention_maps",
+    "backend_for",
+    "diff_attention",
+    "preset",
+]
 
 
 def __getattr__(name: str) -> Any:

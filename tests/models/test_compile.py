@@ -1,0 +1,49 @@
+"""`torch.compile(fullgraph=True)` of a training step and of decoding with a static cache."""
+
+import pytest
+import torch
+from transformers.cache_utils import StaticCache
+
+from tests.models.tiny import model, texts
+
+NAMES = ["standard", "diff_v1", "diff_v2"]
+COMPILERS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
+both = pytest.mark.parametrize("compiler", COMPILERS)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+
+
+@both
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_training_step_is_one_graph(name, compiler, padded):
+    ids = texts()
+    mask = None
+    if padded:
+        mask = torch.ones_like(ids)
+        mask[0, -5:] = 0
+    net, found = model(name).train(), []
+    for forward in (net, torch.compile(net, fullgraph=True, backend=compiler)):
+        net.zero_grad()
+        forward(ids, attention_mask=mask, labels=ids, use_cache=False).loss.backward()
+        found.append([p.grad for p in net.parameters()])
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-3)
+
+
+@both
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_decoding_with_a_static_cache_is_one_graph(name, compiler):
+    net, ids = model(name), texts(2, 12)
+    want = net(ids, use_cache=False).logits
+    cache = StaticCache(config=net.config, max_cache_len=16)
+    net(ids[:, :6], past_key_values=cache)
+    graphs = torch._dynamo.testing.CompileCounterWithBackend(compiler)
+    step = torch.compile(net.forward, fullgraph=True, backend=graphs)
+    for t in range(6, 12):
+        got = step(ids[:, t : t + 1], past_key_values=cache).logits[:, 0]
+        torch.testing.assert_close(got, want[:, t], atol=2e-5, rtol=1e-4)
+    assert graphs.frame_count == 1

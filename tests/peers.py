@@ -1,0 +1,56 @@
+"""Peers that cannot simply be imported: timm, which wants a torchvision built for this torch.
+
+A CPU build of torch has no matching torchvision in the registry, and a mismatched one breaks
+transformers. `make` therefore puts timm alone beside the environment's packages, and torchvision's
+names, of which timm's attention uses none, are empty classes while timm is imported.
+"""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from pathlib import Path
+
+FOLDER = Path(sys.prefix) / "peers"
+
+
+class _AnyName(type):
+    def __getattr__(cls, name: str) -> str:
+        return name
+
+
+class _Empty(types.ModuleType):
+    def __getattr__(self, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _AnyName(name, (), {})
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path, target=None):
+        if name.split(".")[0] == "torchvision":
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec):
+        return _Empty(spec.name)
+
+    def exec_module(self, module):
+        pass
+
+
+def import_timm() -> types.ModuleType:
+    """Return the timm that `make` installed beside the environment."""
+    if not (FOLDER / "timm").is_dir():
+        raise RuntimeError(f"timm is not in {FOLDER}; `make test` puts it there")
+    finder = _Finder()
+    sys.meta_path.insert(0, finder)
+    sys.path.append(str(FOLDER))
+    try:
+        return importlib.import_module("timm")
+    finally:
+        sys.meta_path.remove(finder)
+        sys.path.remove(str(FOLDER))
+        for name in [n for n in sys.modules if n.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
