@@ -100,6 +100,128 @@ def bench_attention(
         console.print(f"wrote {path}")
 
 
+@bench.command("model")
+def bench_model(
+    size: Annotated[str, typer.Option(help="a preset: nano, micro, mini, ...")] = "mini",
+    length: Annotated[int, typer.Option(help="tokens of a text, and of the context")] = 2048,
+    new_tokens: Annotated[int, typer.Option(help="tokens to decode after it")] = 256,
+    threads: Annotated[int, typer.Option(help="threads")] = 1,
+    dtype: Annotated[str, typer.Option(help="fp32 or bf16")] = "fp32",
+    kv_heads: Annotated[
+        Optional[int], typer.Option(help="key/value heads of the baseline; default: its heads")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="rounds that count")] = 7,
+    json_file: Annotated[
+        Optional[Path], typer.Option("--json", help="write everything measured here")
+    ] = None,
+) -> None:
+    """Whole models: a training step, a forward pass, decoding; ratios to `standard`."""
+    from antiphase.benchmarks import attention, model, report
+    from antiphase.ops.fused_cpu.cpu import guard_bf16
+
+    if dtype not in model.DTYPES:
+        _fail(f"--dtype: got {dtype!r}, allowed are {', '.join(model.DTYPES)}")
+    for option, value in {
+        "length": length,
+        "new-tokens": new_tokens,
+        "threads": threads,
+        "rounds": rounds,
+    }.items():
+        if value < 1:
+            _fail(f"--{option}: got {value}, expected at least 1")
+    guard_bf16()
+    setting = model.Setting(size, length, new_tokens, threads, dtype, kv_heads)
+    about = attention.machine()
+    report.print_machine(console, about)
+    console.print(f"{size}, {dtype}, {threads} thread(s), median of {rounds} interleaved rounds")
+    with console.status("measuring") as status:
+        done: list[str] = []
+
+        def tick(title: str) -> None:
+            done.append(title)
+            status.update(f"{title}: round {done.count(title)} of {rounds + 1}")
+
+        races = model.run(setting, rounds, tick)
+    for race in races:
+        report.print_race(console, race)
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(model.as_json(setting, races, about), indent=1))
+        console.print(f"wrote {json_file}")
+
+
+@app.command()
+def show(
+    target: Annotated[str, typer.Argument(help="a preset, or the folder of a saved model")],
+    attention: Annotated[
+        Optional[str], typer.Option(help="mechanism; default diff_v2, or the saved one")
+    ] = None,
+    context: Annotated[int, typer.Option(help="tokens before the one that is counted")] = 2048,
+    dtype: Annotated[str, typer.Option(help="of the cache: fp32, bf16 or fp16")] = "bf16",
+    every: Annotated[bool, typer.Option("--every", help="all mechanisms of this shape")] = False,
+) -> None:
+    """Say what a model costs: heads, parameters, cache bytes and FLOPs a token."""
+    from antiphase import show as tables
+
+    if dtype not in tables.DTYPES:
+        _fail(f"--dtype: got {dtype!r}, allowed are {', '.join(tables.DTYPES)}")
+    if context < 1:
+        _fail(f"--context: got {context}, expected at least 1")
+    config = tables.configuration(target, attention)
+    for table in tables.one(config, context, dtype):
+        console.print(table)
+    if every:
+        console.print(tables.every(config, context, dtype))
+
+
+@app.command()
+def generate(
+    model: Annotated[str, typer.Argument(help="folder of a saved model, or a hub's name")],
+    prompt: Annotated[str, typer.Argument(help="the text to go on from")],
+    max_new_tokens: Annotated[int, typer.Option(help="tokens to make")] = 100,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token")] = 0.8,
+    top_p: Annotated[float, typer.Option(help="share of probability to draw from")] = 0.95,
+    seed: Annotated[int, typer.Option(help="seed of the draw")] = 0,
+    attn_implementation: Annotated[
+        Optional[str], typer.Option(help="auto, reference, sdpa or fused_cpu")
+    ] = None,
+) -> None:
+    """Go on from a prompt, printed as it is made."""
+    import antiphase.models  # noqa: F401
+    from antiphase.models.generation import generate_text
+
+    if max_new_tokens < 1:
+        _fail(f"--max-new-tokens: got {max_new_tokens}, expected at least 1")
+    if temperature < 0 or not 0 < top_p <= 1:
+        _fail(f"--temperature {temperature}, --top-p {top_p}: expected at least 0, and 0 to 1")
+    generate_text(
+        model,
+        prompt,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        attn_implementation=attn_implementation,
+    )
+
+
+@app.command("import-weights")
+def import_weights(
+    source: Annotated[Path, typer.Argument(help="folder of a DiffLlama, official or our model")],
+    target: Annotated[Path, typer.Argument(help="folder to write, empty or not there yet")],
+    layout: Annotated[
+        Optional[str],
+        typer.Option(help="diffllama, official or antiphase; default: as config.json says"),
+    ] = None,
+) -> None:
+    """Convert weights: DiffLlama or official ones into ours, ours (diff_v1) into DiffLlama."""
+    from antiphase.models.weights import convert
+
+    model = convert(source, target, layout)
+    kind, count = type(model).__name__, model.num_parameters()
+    console.print(f"wrote {target}: {kind}, {count:,} parameters", highlight=False, soft_wrap=True)
+
+
 @app.command()
 def doctor() -> None:
     """Say which kernels are active on this machine, and why."""

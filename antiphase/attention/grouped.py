@@ -77,4 +77,4 @@ class Grouped(Paired, TwoMaps):
 
     @property
     def head_counts(self) -> dict[str, int]:
-        return {"heads": self.h, "noise_heads": self.h_n, "kv_heads": self.h_kv}
+        return {"heads": self.h, "maps": self.num_heads, "kv_heads": self.h_kv}

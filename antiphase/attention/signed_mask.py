@@ -38,10 +38,6 @@ class SignOffset(Float32Parameters):
     def init_parameters(self) -> None:
         nn.init.ones_(self.offset)
 
-    def forward(self) -> Tensor:
-        """Return c as [h, 1, 1]."""
-        return self.offset[:, None, None]
-
 
 class SignedMask(OneMap):
     """One softmax map times a signed factor for each query and key."""
@@ -77,7 +73,7 @@ class SignedMask(OneMap):
         assert heads.k2 is not None
         dtype = statistics_dtype(heads.q.dtype)
         form = heads.q2.to(dtype) @ repeat_heads(heads.k2, self.num_heads).to(dtype).mT
-        sign = torch.tanh(form + self.sign_offset())
+        sign = torch.tanh(form + self.sign_offset.offset[:, None, None])
         return {"signal": signal, "sign": sign, "difference": signal * sign}
 
     @property

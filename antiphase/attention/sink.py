@@ -6,7 +6,7 @@ A[i, j] = exp(s_ij) / (exp(sink) + sum_j' exp(s_ij'))
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from antiphase.attention.heads import Heads
 from antiphase.attention.parts import Float32Parameters
@@ -24,10 +24,6 @@ class SinkLogits(Float32Parameters):
     def init_parameters(self) -> None:
         nn.init.zeros_(self.logits)
 
-    def forward(self) -> Tensor:
-        """Return the logits [h]."""
-        return self.logits
-
 
 class Sink(OneMap):
     """Standard attention that may look nowhere."""
@@ -39,4 +35,4 @@ class Sink(OneMap):
         self.sink = SinkLogits(self.num_heads)
 
     def extras(self, heads: Heads) -> dict[str, Any]:
-        return {"sink": self.sink()}
+        return {"sink": self.sink.logits}

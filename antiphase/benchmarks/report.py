@@ -6,11 +6,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from antiphase.benchmarks.attention import FUSED, STANDARD, Cell, Row
+from antiphase.benchmarks.attention import FUSED, STANDARD, Cell
+from antiphase.benchmarks.measure import Ratio
+from antiphase.benchmarks.model import BASELINE, Race
 
 
-def _ratio(row: Row, clock: str) -> str:
-    r = getattr(row, clock)
+def _ratio(r: Ratio) -> str:
     return f"{r.median:.2f} ({r.low:.2f}-{r.high:.2f})"
 
 
@@ -51,8 +52,8 @@ def print_cell(console: Console, cell: Cell) -> None:
             peak = "-" if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.0f}"
             table.add_row(
                 row.name,
-                _ratio(row, "wall"),
-                _ratio(row, "cpu"),
+                _ratio(row.wall),
+                _ratio(row.cpu),
                 "-" if row.one_map is None else f"{row.one_map.median:.2f}",
                 f"{row.milliseconds:.1f}",
                 f"{row.gflops:.0f}",
@@ -60,6 +61,27 @@ def print_cell(console: Console, cell: Cell) -> None:
                 peak,
                 style=style,
             )
+    console.print(table)
+
+
+def print_race(console: Console, race: Race) -> None:
+    """Print one race of models: ratios to `standard`, lower is better, and to DiffLlama."""
+    table = Table(title=race.title, title_justify="left")
+    table.add_column("model")
+    columns = ("parameters", "wall ratio (quartiles)", "CPU ratio (quartiles)")
+    for name in (*columns, "times faster than DiffLlama", "seconds"):
+        table.add_column(name, justify="right")
+    for entry in race.entries:
+        faster = "-" if entry.to_diffllama is None else f"{1 / entry.to_diffllama.median:.2f}"
+        table.add_row(
+            entry.name,
+            f"{entry.parameters:,}",
+            _ratio(entry.wall),
+            _ratio(entry.cpu),
+            faster,
+            f"{entry.seconds:.2f}",
+            style="dim" if entry.name == BASELINE else None,
+        )
     console.print(table)
 
 

@@ -1,0 +1,188 @@
+"""Whole models beside each other: a training step, a forward pass, and decoding with a cache.
+
+Models of one size and of equal parameters (see `antiphase show SIZE --every`), with random weights.
+The baseline is our `standard`, on the same fused backend; transformers' `DiffLlama` of equal shape
+runs as it comes, and once more after `antiphase.accelerate`.
+"""
+
+import copy
+import gc
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
+
+from antiphase.benchmarks import measure
+from antiphase.models import AntiphaseForCausalLM, preset
+from antiphase.models.accelerate import accelerate
+
+BASELINE = "standard"
+MORE_HEADS = "standard, 1.5 x heads"
+DIFFLLAMA = "DiffLlama (transformers)"
+ACCELERATED = "DiffLlama, accelerated"
+TRAINED = (BASELINE, "diff_v1", "diff_v2", "low_rank_noise")
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One benchmark: a size, a length and how it runs."""
+
+    size: str = "mini"
+    length: int = 2048
+    new_tokens: int = 256
+    threads: int = 1
+    dtype: str = "fp32"
+    kv_heads: int | None = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model in one race: its time, and ratios to the baseline and to DiffLlama."""
+
+    name: str
+    parameters: int
+    wall: measure.Ratio
+    cpu: measure.Ratio
+    to_diffllama: measure.Ratio | None  # CPU time
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Race:
+    """What was timed, and everyone's times."""
+
+    title: str
+    entries: list[Entry]
+
+
+def run(setting: Setting, rounds: int, tick: Callable[[str], None]) -> list[Race]:
+    """Run the three races; `tick` hears what has just been timed."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(setting.threads)
+    try:
+        models = _models(setting)
+        ids = torch.randint(0, models[BASELINE].config.vocab_size, (1, setting.length))
+        step = {name: _training_step(m, ids) for name, m in models.items()}
+        forward = {name: _forward(m, ids) for name, m in models.items()}
+        decode = {name: _decoding(m, ids, setting.new_tokens) for name, m in models.items()}
+        titles = {
+            f"training step, T = {setting.length}": step,
+            f"forward, T = {setting.length}": forward,
+            f"decoding {setting.new_tokens} tokens after {setting.length}": decode,
+        }
+        return [_race(title, work, models, rounds, tick) for title, work in titles.items()]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def as_json(setting: Setting, races: list[Race], about: dict[str, Any]) -> dict[str, Any]:
+    """Return everything measured, with the machine and the setting."""
+    return {
+        "machine": about,
+        "setting": asdict(setting),
+        "races": [asdict(race) for race in races],
+    }
+
+
+def _models(setting: Setting) -> dict[str, Any]:
+    torch.manual_seed(0)
+    fields = {"max_position_embeddings": setting.length + setting.new_tokens}
+    if setting.kv_heads is not None:
+        fields["num_key_value_heads"] = setting.kv_heads
+    models: dict[str, Any] = {
+        name: AntiphaseForCausalLM(preset(setting.size, name, **fields)) for name in TRAINED
+    }
+    config = models[BASELINE].config
+    more = config.num_attention_heads * 3 // 2
+    if more % config.num_key_value_heads == 0:  # V2's authors' baseline of equal parameters
+        models[MORE_HEADS] = AntiphaseForCausalLM(
+            preset(
+                setting.size,
+                BASELINE,
+                **fields,
+                num_attention_heads=more,
+                head_dim=config.head_dim,
+                intermediate_size=config.intermediate_size - config.hidden_size // 3,
+            )
+        )
+    shape = DiffLlamaConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_hidden_layers,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
+        max_position_embeddings=config.max_position_embeddings,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    models[DIFFLLAMA] = DiffLlamaForCausalLM(shape)
+    models[ACCELERATED] = copy.deepcopy(models[DIFFLLAMA])
+    accelerate(models[ACCELERATED])
+    return {name: m.to(DTYPES[setting.dtype]) for name, m in models.items()}
+
+
+def _training_step(model: nn.Module, ids: Tensor) -> measure.Work:
+    def step() -> None:
+        model.train()
+        model.zero_grad(set_to_none=True)
+        model(ids, labels=ids, use_cache=False).loss.backward()
+
+    return step
+
+
+def _forward(model: nn.Module, ids: Tensor) -> measure.Work:
+    @torch.no_grad()
+    def forward() -> None:
+        model.eval()(ids, use_cache=False)
+
+    return forward
+
+
+def _decoding(model: nn.Module, ids: Tensor, new_tokens: int) -> measure.Work:
+    prefilled: list[Any] = []
+
+    @torch.no_grad()
+    def decode() -> None:
+        model.eval()
+        if not prefilled:  # in the round that does not count
+            prefilled.append(model(ids, use_cache=True, logits_to_keep=1).past_key_values)
+        cache = copy.deepcopy(prefilled[0])
+        token = ids[:, :1]
+        for _ in range(new_tokens):
+            logits = model(token, past_key_values=cache, use_cache=True).logits
+            token = logits[:, -1:].argmax(-1)
+
+    return decode
+
+
+def _race(
+    title: str,
+    work: dict[str, measure.Work],
+    models: dict[str, Any],
+    rounds: int,
+    tick: Callable[[str], None],
+) -> Race:
+    gc.collect()
+    samples = measure.interleave(work, rounds, lambda: tick(title))
+    entries = []
+    for name, taken in samples.items():
+        theirs = None
+        if name != DIFFLLAMA:
+            theirs = measure.ratio(taken, samples[DIFFLLAMA], "cpu")
+        entries.append(
+            Entry(
+                name,
+                models[name].num_parameters(),
+                measure.ratio(taken, samples[BASELINE], "wall"),
+                measure.ratio(taken, samples[BASELINE], "cpu"),
+                theirs,
+                measure.seconds(taken, "wall"),
+            )
+        )
+    return Race(title, entries)

@@ -1,0 +1,73 @@
+"""What a configuration costs: parameters by part, cache bytes and FLOPs a token."""
+
+from dataclasses import dataclass
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from antiphase.models.config import AntiphaseConfig
+from antiphase.models.modeling import AntiphaseForCausalLM
+
+_PROJECTIONS = tuple(f"self_attn.{name}_proj." for name in "qkvo")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The costs of one configuration."""
+
+    heads: dict[str, int]
+    feed_forward_width: int
+    parameters: dict[str, int]  # by part, and their total
+    cache_bytes: int  # a token
+    state_bytes: int  # constant, of a running noise branch
+    flops: int  # of one more token at the context length
+
+
+def summarise(config: AntiphaseConfig, context: int, dtype: torch.dtype) -> Summary:
+    """Return the costs of a model: one more token after `context` others, a cache in `dtype`."""
+    with torch.device("meta"):
+        model = AntiphaseForCausalLM(config).eval()
+    layer = model.model.attention_layers[0]
+    layers = config.num_hidden_layers
+    flops, state = _decode(model, context)
+    return Summary(
+        heads=layer.head_counts,
+        feed_forward_width=config.feed_forward_width,
+        parameters=parameter_table(model),
+        cache_bytes=layers * layer.cache_numbers * dtype.itemsize,
+        state_bytes=state,
+        flops=flops,
+    )
+
+
+def parameter_table(model: AntiphaseForCausalLM) -> dict[str, int]:
+    """Return the number of parameters by part of the model, and the total."""
+    parts = dict.fromkeys(
+        ("embeddings", "attention: q, k, v, o", "attention: its own", "feed-forward", "norms"), 0
+    )
+    for name, parameter in model.named_parameters():  # tied weights come once
+        parts[_part(name)] = parts.get(_part(name), 0) + parameter.numel()
+    return {**parts, "total": sum(parts.values())}
+
+
+def _part(name: str) -> str:
+    if "embed_tokens" in name:
+        return "embeddings"
+    if "lm_head" in name:
+        return "head"
+    if ".self_attn." in name:
+        common = any(projection in name for projection in _PROJECTIONS)
+        return "attention: q, k, v, o" if common else "attention: its own"
+    return "feed-forward" if ".mlp." in name else "norms"
+
+
+@torch.no_grad()
+def _decode(model: AntiphaseForCausalLM, context: int) -> tuple[int, int]:
+    """Return the FLOPs of one token after `context` others, and the bytes of the running state."""
+    model.set_attn_implementation("reference")
+    ids = torch.zeros(1, context, dtype=torch.long, device="meta")
+    cache = model(ids, use_cache=True, logits_to_keep=1).past_key_values
+    with FlopCounterMode(display=False) as counter:
+        model(ids[:, :1], past_key_values=cache)
+    states = [getattr(layer, "recurrent_states", {}).get(0) for layer in cache.layers]
+    return counter.get_total_flops(), sum(s.nbytes for s in states if s is not None)
