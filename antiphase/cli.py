@@ -141,12 +141,14 @@ def bench_model(
             done.append(title)
             status.update(f"{title}: round {done.count(title)} of {rounds + 1}")
 
-        races = model.run(setting, rounds, tick)
-    for race in races:
-        report.print_race(console, race)
+        races: list[model.Race] = []
+        for race in model.run(setting, rounds, tick):
+            races.append(race)
+            report.print_race(console, race)
+            if json_file is not None:  # after each race: nothing is lost when it stops
+                json_file.parent.mkdir(parents=True, exist_ok=True)
+                json_file.write_text(json.dumps(model.as_json(setting, races, about), indent=1))
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(model.as_json(setting, races, about), indent=1))
         console.print(f"wrote {json_file}")
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from rich import box
 from rich.table import Table
 
 from antiphase.attention import MECHANISMS
@@ -69,7 +70,7 @@ def one(config: AntiphaseConfig, context: int, dtype: str) -> list[Table]:
 def every(config: AntiphaseConfig, context: int, dtype: str) -> Table:
     """Return one table of all mechanisms in this configuration, beside standard attention."""
     title = f"every mechanism, match={config.match}; cache in {dtype}, FLOPs at {context:,} tokens"
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     table.add_column("mechanism", no_wrap=True)
     for column in ("heads", "maps", "kv", "ffn", "parameters", "more", "cache B", "FLOPs"):
         table.add_column(column, justify="right", no_wrap=True)

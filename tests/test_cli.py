@@ -75,3 +75,115 @@ def test_build_kernels_without_a_compiler(tmp_path: Path):
     assert result.returncode == 2
     assert "could not be built: no C++ compiler" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def saved(folder: Path, vocabulary: int = 61) -> Path:
+    """Save a tiny model with a tokenizer of single letters."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from tests.models.tiny import model
+
+    letters = {chr(ord("A") + i): i for i in range(58)} | {"<unk>": 58}
+    tokenizer = Tokenizer(models.WordLevel(letters, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
+    model("diff_v1", vocab_size=vocabulary).save_pretrained(folder)
+    return folder
+
+
+def test_generate_goes_on_from_a_prompt(tmp_path: Path):
+    folder = saved(tmp_path / "model")
+    options = ["--max-new-tokens", "7", "--temperature", "0"]
+    first = invoke("generate", str(folder), "Hello", *options)
+    assert first.exit_code == 0, first.output
+    assert first.stdout.strip().startswith("Hello")
+    assert len(first.stdout.strip()) > len("Hello")
+    assert invoke("generate", str(folder), "Hello", *options).stdout == first.stdout
+    drawn = [
+        invoke("generate", str(folder), "Hello", "--temperature", "3", "--seed", seed).stdout
+        for seed in ("1", "2")
+    ]
+    assert drawn[0] != drawn[1]
+
+
+def test_generate_says_what_is_missing(tmp_path: Path, capsys):
+    from tests.models.tiny import model
+
+    model("diff_v1").save_pretrained(tmp_path)
+    for arguments, message in {
+        (str(tmp_path), "Hello"): "has no tokenizer that transformers can load",
+        (str(tmp_path / ".."), "Hello"): "no config.json in it",
+    }.items():
+        result = invoke("generate", *arguments)
+        assert isinstance(result.exception, ValueError)
+        assert message in str(result.exception)
+    small = saved(tmp_path / "small", vocabulary=30)
+    assert "do not belong together" in str(invoke("generate", str(small), "hello").exception)
+    assert "prompt: is empty" in str(invoke("generate", str(small), "").exception)
+    assert invoke("generate", str(small), "A", "--max-new-tokens", "0").exit_code == 2
+
+
+def test_show_a_preset_and_a_saved_model(tmp_path: Path):
+    result = invoke("show", "nano", "--every")
+    assert result.exit_code == 0, result.output
+    assert "412,288" in result.output
+    for name in ("low_rank_noise", "signed_mask", "300 (asked for 344"):
+        assert name in result.output
+    folder = saved(tmp_path / "model")
+    result = invoke("show", str(folder))
+    assert "diff_v1" in result.output
+    assert "4 heads, 8 maps, 4 kv heads" in result.output
+    assert "sink" in invoke("show", str(folder), "--attention", "sink").output
+
+
+def test_show_says_why_a_mechanism_does_not_fit():
+    result = invoke("show", "small", "--every", "--attention", "grouped")
+    assert result.exit_code == 0, result.output
+    odd = invoke("show", "nano", "--attention", "nonsense")
+    assert "allowed are standard, diff_v1" in str(odd.exception)
+    assert "presets are nano" in str(invoke("show", "nowhere").exception)
+    assert invoke("show", "nano", "--context", "0").exit_code == 2
+    assert invoke("show", "nano", "--dtype", "int8").exit_code == 2
+
+
+def test_import_weights_there_and_back(tmp_path: Path):
+    saved(tmp_path / "ours")
+    result = invoke("import-weights", str(tmp_path / "ours"), str(tmp_path / "theirs"))
+    assert result.exit_code == 0, result.output
+    assert "DiffLlamaForCausalLM" in result.output
+    result = invoke("import-weights", str(tmp_path / "theirs"), str(tmp_path / "back"))
+    assert "AntiphaseForCausalLM" in result.output
+    options = ["Hello", "--max-new-tokens", "9", "--temperature", "0"]
+    texts = [
+        invoke("generate", str(tmp_path / n), *options).stdout for n in ("ours", "theirs", "back")
+    ]
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_bench_of_models_compares_equal_parameters(tmp_path: Path):
+    file = tmp_path / "model.json"
+    result = invoke(
+        *("bench", "model", "--size", "nano", "--length", "32", "--new-tokens", "2"),
+        *("--rounds", "2", "--kv-heads", "2", "--json", str(file)),
+    )
+    assert result.exit_code == 0, result.output
+    run = json.loads(file.read_text())
+    assert [race["title"].split(",")[0].split()[0] for race in run["races"]] == [
+        "training",
+        "forward",
+        "decoding",
+    ]
+    entries = run["races"][0]["entries"]
+    assert {e["name"] for e in entries} >= {
+        "standard",
+        "diff_v1",
+        "diff_v2",
+        "DiffLlama, accelerated",
+    }
+    counts = [e["parameters"] for e in entries]
+    assert max(counts) / min(counts) < 1.01
+    assert all(e["seconds"] > 0 for e in entries)
+    assert invoke("bench", "model", "--dtype", "fp8").exit_code == 2
+    assert invoke("bench", "model", "--rounds", "0").exit_code == 2

@@ -29,15 +29,17 @@ def test_public_names_resolve():
         _ = antiphase.nonsense
 
 
-def test_ops_import_nothing_above_them():
-    for path in (ROOT / "antiphase" / "ops").rglob("*.py"):
+@pytest.mark.parametrize(("room", "below"), [("ops", "ops"), ("attention", "attention|ops")])
+def test_a_room_imports_nothing_above_it(room, below):
+    for path in (ROOT / "antiphase" / room).rglob("*.py"):
         for line in path.read_text().splitlines():
             if re.match(r"\s*(from|import) antiphase\b", line):
-                assert re.match(r"\s*(from|import) antiphase\.ops\b", line), f"{path}: {line}"
+                assert re.match(rf"\s*(from|import) antiphase\.({below})\b", line), (path, line)
 
 
-def test_readme_code_runs():
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+@pytest.mark.parametrize("page", ["README.md", "docs/attention.md", "docs/models.md"])
+def test_the_code_of_a_page_runs(page):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert blocks
     for block in blocks:
-        exec(compile(block, "README.md", "exec"), {})
+        exec(compile(block, page, "exec"), {"__name__": page})

@@ -7,7 +7,7 @@ runs as it comes, and once more after `antiphase.accelerate`.
 
 import copy
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -59,8 +59,8 @@ class Race:
     entries: list[Entry]
 
 
-def run(setting: Setting, rounds: int, tick: Callable[[str], None]) -> list[Race]:
-    """Run the three races; `tick` hears what has just been timed."""
+def run(setting: Setting, rounds: int, tick: Callable[[str], None]) -> Iterator[Race]:
+    """Run three races, one after the other; `tick` hears what has just been timed."""
     threads = torch.get_num_threads()
     torch.set_num_threads(setting.threads)
     try:
@@ -74,7 +74,8 @@ def run(setting: Setting, rounds: int, tick: Callable[[str], None]) -> list[Race
             f"forward, T = {setting.length}": forward,
             f"decoding {setting.new_tokens} tokens after {setting.length}": decode,
         }
-        return [_race(title, work, models, rounds, tick) for title, work in titles.items()]
+        for title, work in titles.items():
+            yield _race(title, work, models, rounds, tick)
     finally:
         torch.set_num_threads(threads)
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -66,16 +67,20 @@ def print_cell(console: Console, cell: Cell) -> None:
 
 def print_race(console: Console, race: Race) -> None:
     """Print one race of models: ratios to `standard`, lower is better, and to DiffLlama."""
-    table = Table(title=race.title, title_justify="left")
-    table.add_column("model")
-    columns = ("parameters", "wall ratio (quartiles)", "CPU ratio (quartiles)")
-    for name in (*columns, "times faster than DiffLlama", "seconds"):
-        table.add_column(name, justify="right")
+    table = Table(
+        title=f"{race.title}: times standard's, by wall and CPU clock (quartiles)",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=0,
+    )
+    table.add_column("model", no_wrap=True)
+    for name in ("params", "wall", "CPU", "x faster\nthan DiffLlama", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
     for entry in race.entries:
         faster = "-" if entry.to_diffllama is None else f"{1 / entry.to_diffllama.median:.2f}"
         table.add_row(
             entry.name,
-            f"{entry.parameters:,}",
+            f"{entry.parameters / 1e6:.2f}M",
             _ratio(entry.wall),
             _ratio(entry.cpu),
             faster,

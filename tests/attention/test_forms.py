@@ -135,7 +135,7 @@ def test_lambda_starts_by_depth_and_its_factor_goes_with_the_norm():
     layer = small("diff_v1", layer=2)
     lam = layer.lam(tokens())
     q1, k1, q2, k2 = (getattr(layer.lam, name) for name in ("q1", "k1", "q2", "k2"))
-    want = math.exp(q1 @ k1) - math.exp(q2 @ k2) + depth_init(2)
+    want = math.exp((q1 @ k1).item()) - math.exp((q2 @ k2).item()) + depth_init(2)
     assert lam.item() == pytest.approx(want, abs=1e-6)
     assert layer.norm.factor == pytest.approx(1 - depth_init(2))
     assert 0.05 < torch.cat([q1, k1, q2, k2]).std() < 0.2

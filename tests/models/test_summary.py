@@ -1,0 +1,49 @@
+"""What a configuration costs, against the model itself."""
+
+import pytest
+import torch
+
+from antiphase.models import preset
+from antiphase.models.summary import parameter_table, summarise
+from tests.attention.cases import NAMES
+from tests.models.tiny import config, model, texts
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parameters_by_part_add_up(name):
+    net = model(name)
+    table = parameter_table(net)
+    total = table.pop("total")
+    assert total == sum(table.values()) == net.num_parameters()
+    assert table["embeddings"] == table["head"] == 61 * 64
+    assert summarise(net.config, 8, torch.float32).parameters["total"] == total
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_cache_bytes_are_those_of_a_real_cache(name):
+    net = model(name, num_key_value_heads=4)
+    s = summarise(net.config, 10, torch.float32)
+    cache = net(texts(1, 13), use_cache=True).past_key_values
+    kept = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    assert s.cache_bytes * 13 == kept
+    assert summarise(net.config, 10, torch.bfloat16).cache_bytes * 2 == s.cache_bytes
+    states = [layer.recurrent_states[0] for layer in cache.layers if s.state_bytes]
+    assert s.state_bytes == sum(state.nbytes for state in states)
+
+
+def test_flops_of_standard_are_those_counted_by_hand():
+    cfg = config("standard", tie_word_embeddings=True)
+    D, layers, context = 64, 2, 50
+    matrices = layers * (4 * D * D + 3 * D * 160) + 61 * D
+    attention = layers * 2 * D * (context + 1)  # q k^T and A V over all keys
+    assert summarise(cfg, context, torch.float32).flops == 2 * (matrices + attention)
+
+
+def test_a_running_noise_branch_is_cheaper_than_a_second_map():
+    flops = {
+        name: summarise(preset("mini", name), 8192, torch.float32).flops
+        for name in ("diff_v1", "low_dim_noise", "low_rank_noise", "fixed_noise")
+    }
+    assert flops["fixed_noise"] < flops["low_rank_noise"] < flops["low_dim_noise"]
+    assert flops["low_dim_noise"] < flops["diff_v1"]
