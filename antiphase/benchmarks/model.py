@@ -21,7 +21,7 @@ from antiphase.models.accelerate import accelerate
 
 BASELINE = "standard"
 MORE_HEADS = "standard, 1.5 x heads"
-DIFFLLAMA = "DiffLlama (transformers)"
+DIFFLLAMA = "DiffLlama"
 ACCELERATED = "DiffLlama, accelerated"
 TRAINED = (BASELINE, "diff_v1", "diff_v2", "low_rank_noise")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

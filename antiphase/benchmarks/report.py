@@ -68,20 +68,20 @@ def print_cell(console: Console, cell: Cell) -> None:
 def print_race(console: Console, race: Race) -> None:
     """Print one race of models: ratios to `standard`, lower is better, and to DiffLlama."""
     table = Table(
-        title=f"{race.title}: times standard's, by wall and CPU clock (quartiles)",
+        title=f"{race.title}: time over standard's (quartiles)",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         padding=0,
     )
     table.add_column("model", no_wrap=True)
-    for name in ("params", "wall", "CPU", "x faster\nthan DiffLlama", "seconds"):
+    for name in ("params", "wall", "CPU", "DiffLlama / it", "s"):
         table.add_column(name, justify="right", no_wrap=True)
     for entry in race.entries:
         faster = "-" if entry.to_diffllama is None else f"{1 / entry.to_diffllama.median:.2f}"
         table.add_row(
             entry.name,
-            f"{entry.parameters / 1e6:.2f}M",
-            _ratio(entry.wall),
+            f"{entry.parameters / 1e6:.3g}M",
+            f"{entry.wall.median:.2f}",
             _ratio(entry.cpu),
             faster,
             f"{entry.seconds:.2f}",

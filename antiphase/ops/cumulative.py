@@ -32,24 +32,28 @@ def linear_attention(
     """
     dtype, out_dtype = statistics_dtype(v.dtype), v.dtype
     fq, fk, v = fq.to(dtype), _counted(fk.to(dtype), keys), v.to(dtype)
-    S = fk.mT @ F.pad(v, (0, 1), value=1.0)  # [B, Hkv, r, dv + 1], of all new keys
-    before = torch.zeros_like(S) if state is None else state.to(dtype)
-    after = before + S
-    H = fq.shape[1]
-    if not causal or fq.shape[2] == 1:
-        out = fq @ repeat_heads(after, H)
-        return _ratio(out[..., :-1], out[..., -1:]).to(out_dtype), after
-    T = fq.shape[2]
-    fq, fk, v = (_chunks(t) for t in (fq, repeat_heads(fk, H), repeat_heads(v, H)))
-    z = repeat_heads(before[..., -1], H)[:, :, None]  # [B, H, 1, r]
-    z = z + fk.flatten(2, 3).cumsum(dim=2)
-    fq = _ratio(fq, (fq * z.view_as(fk)).sum(-1, keepdim=True))
-    S = fk.mT @ v  # [B, H, chunks, r, dv]
-    S = S.cumsum(dim=2) - S + repeat_heads(before[..., :-1], H)[:, :, None]
-    # One product does both: the keys of the chunk, then what came before it.
+    H, T = fq.shape[1:3]
+    if state is None:
+        state = v.new_zeros(*fk.shape[:2], fk.shape[-1], v.shape[-1] + 1)
+    state = state.to(dtype)
+    if not causal or T == 1:
+        state = state + fk.mT @ F.pad(v, (0, 1), value=1.0)
+        out = fq @ repeat_heads(state, H)
+        return _ratio(out[..., :-1], out[..., -1:]).to(out_dtype), state
+    fk, v = _chunks(fk), _chunks(v)  # [B, Hkv, chunks, C, r | dv]
+    S = fk.mT @ v  # [B, Hkv, chunks, r, dv]
+    z = fk.flatten(2, 3).cumsum(dim=2)  # [B, Hkv, T, r]
+    past_S, past_z = state[..., :-1], state[..., -1]
+    after = torch.cat([past_S + S.sum(2), (past_z + z[:, :, -1])[..., None]], dim=-1)
+    S = S.cumsum(dim=2) - S + past_S[:, :, None]  # before each chunk
+    fk, v, S, z = (repeat_heads(t, H) for t in (fk, v, S, z + past_z[:, :, None]))
+    fq = _chunks(fq)
+    fq = _ratio(fq, (fq * z.view_as(fq)).sum(-1, keepdim=True))
     near = (fq @ fk.mT).tril()
-    out = torch.cat([near, fq], dim=-1) @ torch.cat([v, S], dim=-2)
-    return out.flatten(2, 3)[:, :, :T].to(out_dtype), after
+    fq, S, near, v = (t.flatten(0, 2) for t in (fq, S, near, v))
+    out = torch.baddbmm(fq @ S, near, v)  # what came before the chunk, then its own keys
+    out = out.view(len(state), H, -1, out.shape[-1])[:, :, :T]
+    return out.to(out_dtype), after
 
 
 def linear_map(fq: Tensor, fk: Tensor, *, causal: bool, keys: Tensor | None = None) -> Tensor:
