@@ -6,7 +6,7 @@ out = merge(o, heads)   norm or gate where there is one, then W_O
 """
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, overload
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -95,34 +95,6 @@ class Attention(nn.Module):
     def head_counts(self) -> dict[str, int]:
         """Return the heads that this mechanism derived from the baseline's."""
         raise NotImplementedError
-
-    @overload
-    def forward(
-        self,
-        x: Tensor,
-        context: Tensor | None = ...,
-        *,
-        causal: bool = ...,
-        mask: Tensor | None = ...,
-        rotary: Rotary | None = ...,
-        cache: Cache | None = ...,
-        backend: str = ...,
-        return_maps: Literal[False] = ...,
-    ) -> Tensor: ...
-
-    @overload
-    def forward(
-        self,
-        x: Tensor,
-        context: Tensor | None = ...,
-        *,
-        causal: bool = ...,
-        mask: Tensor | None = ...,
-        rotary: Rotary | None = ...,
-        cache: Cache | None = ...,
-        backend: str = ...,
-        return_maps: bool,
-    ) -> Tensor | tuple[Tensor, dict[str, Tensor]]: ...
 
     def forward(
         self,

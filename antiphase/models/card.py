@@ -34,10 +34,15 @@ model = AutoModelForCausalLM.from_pretrained("path/to/this/model")
 """
 
 
+_GENERATED = "This model card has been automatically generated"  # transformers' own
+
+
 def write_card(model: Any, folder: str | Path) -> None:
-    """Write README.md into a saved model's folder, unless there is one."""
+    """Write README.md into a saved model's folder, unless somebody has written one."""
     path = Path(folder) / "README.md"
-    if path.exists() or not path.parent.is_dir():
+    if not path.parent.is_dir():
+        return
+    if path.exists() and _GENERATED not in path.read_text(encoding="utf-8"):
         return
     config = model.config
     counts = config.attention_layer().head_counts

@@ -65,6 +65,10 @@ class AntiphasePreTrainedModel(PreTrainedModel):
         write_card(self, save_directory)
         return result
 
+    def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        write_card(self, working_dir)  # `push_to_hub` has just put a generic one there
+        return super()._upload_modified_files(working_dir, *args, **kwargs)
+
 
 class AntiphaseModel(AntiphasePreTrainedModel):
     """The stack of blocks: tokens to hidden states."""

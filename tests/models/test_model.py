@@ -10,6 +10,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
 )
+from transformers.utils.hub import PushToHubMixin
 
 from antiphase.models import AntiphaseForSequenceClassification
 from tests.attention.cases import NAMES
@@ -215,13 +216,17 @@ def test_an_unknown_backend_is_refused():
         AutoModelForCausalLM.from_config(config("diff_v1"), attn_implementation="flash_attention_9")
 
 
-def test_a_card_is_saved_once(tmp_path):
+def test_a_card_is_saved_once_and_pushed(tmp_path, monkeypatch):
     model("diff_v1").save_pretrained(tmp_path)
     card = tmp_path / "README.md"
     text = card.read_text()
     assert "`diff_v1`" in text
     assert "- differential-attention" in text
     assert "4 heads, 8 maps" in text
+    card.write_text("This model card has been automatically generated.")  # as push_to_hub does
+    monkeypatch.setattr(PushToHubMixin, "_upload_modified_files", lambda *args, **kwargs: None)
+    model("diff_v1")._upload_modified_files(tmp_path)
+    assert card.read_text() == text
     card.write_text("mine")
     model("diff_v1").save_pretrained(tmp_path)
     assert card.read_text() == "mine"

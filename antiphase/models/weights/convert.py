@@ -10,7 +10,7 @@ from transformers import DiffLlamaForCausalLM, PreTrainedModel
 
 from antiphase.models.config import AntiphaseConfig
 from antiphase.models.modeling import AntiphaseForCausalLM
-from antiphase.models.weights.diffllama import _SAME, from_diffllama, to_diffllama
+from antiphase.models.weights.diffllama import SHARED_FIELDS, from_diffllama, to_diffllama
 from antiphase.models.weights.official import from_official
 
 LAYOUTS = ("diffllama", "official", "antiphase")
@@ -63,7 +63,9 @@ def _layout(config: dict[str, Any], source: Path) -> str:
 
 
 def _official_config(config: dict[str, Any]) -> AntiphaseConfig:
-    fields = {name: config[name] for name in (*_SAME, "intermediate_size") if name in config}
+    fields = {
+        name: config[name] for name in (*SHARED_FIELDS, "intermediate_size") if name in config
+    }
     return AntiphaseConfig(attention="diff_v1", match="none", **fields)
 
 

@@ -15,7 +15,7 @@ from antiphase.models.config import AntiphaseConfig
 from antiphase.models.modeling import AntiphaseForCausalLM
 from antiphase.models.weights.order import halves_to_pairs, pairs_to_halves
 
-_SAME = (
+SHARED_FIELDS = (
     "vocab_size",
     "hidden_size",
     "num_hidden_layers",
@@ -45,7 +45,7 @@ def from_diffllama(theirs: DiffLlamaForCausalLM) -> AntiphaseForCausalLM:
             f"hidden_act: got {config.hidden_act!r}; only 'silu' has a counterpart (feed_forward "
             "'swiglu')"
         )
-    fields = {name: getattr(config, name) for name in _SAME}
+    fields = {name: getattr(config, name) for name in SHARED_FIELDS}
     ours = AntiphaseForCausalLM(
         AntiphaseConfig(
             attention="diff_v1",
@@ -73,7 +73,7 @@ def to_diffllama(ours: AntiphaseForCausalLM) -> DiffLlamaForCausalLM:
     theirs = DiffLlamaForCausalLM(
         DiffLlamaConfig(
             intermediate_size=config.feed_forward_width,
-            **{name: getattr(config, name) for name in _SAME},
+            **{name: getattr(config, name) for name in SHARED_FIELDS},
         )
     )
     heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
