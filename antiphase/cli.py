@@ -103,6 +103,9 @@ def bench_attention(
 @bench.command("model")
 def bench_model(
     size: Annotated[str, typer.Option(help="a preset: nano, micro, mini, ...")] = "mini",
+    race: Annotated[
+        list[str], typer.Option(help="training, forward or decoding; repeat for several")
+    ] = ["training", "forward", "decoding"],
     length: Annotated[int, typer.Option(help="tokens of a text, and of the context")] = 2048,
     new_tokens: Annotated[int, typer.Option(help="tokens to decode after it")] = 256,
     threads: Annotated[int, typer.Option(help="threads")] = 1,
@@ -121,6 +124,9 @@ def bench_model(
 
     if dtype not in model.DTYPES:
         _fail(f"--dtype: got {dtype!r}, allowed are {', '.join(model.DTYPES)}")
+    for name in race:
+        if name not in model.RACES:
+            _fail(f"--race: got {name!r}, allowed are {', '.join(model.RACES)}")
     for option, value in {
         "length": length,
         "new-tokens": new_tokens,
@@ -142,9 +148,9 @@ def bench_model(
             status.update(f"{title}: round {done.count(title)} of {rounds + 1}")
 
         races: list[model.Race] = []
-        for race in model.run(setting, rounds, tick):
-            races.append(race)
-            report.print_race(console, race)
+        for result in model.run(setting, race, rounds, tick):
+            races.append(result)
+            report.print_race(console, result)
             if json_file is not None:  # after each race: nothing is lost when it stops
                 json_file.parent.mkdir(parents=True, exist_ok=True)
                 json_file.write_text(json.dumps(model.as_json(setting, races, about), indent=1))

@@ -187,3 +187,4 @@ def test_bench_of_models_compares_equal_parameters(tmp_path: Path):
     assert all(e["seconds"] > 0 for e in entries)
     assert invoke("bench", "model", "--dtype", "fp8").exit_code == 2
     assert invoke("bench", "model", "--rounds", "0").exit_code == 2
+    assert invoke("bench", "model", "--race", "sleeping").exit_code == 2

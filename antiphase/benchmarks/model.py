@@ -25,6 +25,7 @@ DIFFLLAMA = "DiffLlama"
 ACCELERATED = "DiffLlama, accelerated"
 TRAINED = (BASELINE, "diff_v1", "diff_v2", "low_rank_noise")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+RACES = ("training", "forward", "decoding")
 
 
 @dataclass(frozen=True)
@@ -59,23 +60,28 @@ class Race:
     entries: list[Entry]
 
 
-def run(setting: Setting, rounds: int, tick: Callable[[str], None]) -> Iterator[Race]:
-    """Run three races, one after the other; `tick` hears what has just been timed."""
+def run(
+    setting: Setting, races: list[str], rounds: int, tick: Callable[[str], None]
+) -> Iterator[Race]:
+    """Run races by name, one after the other; `tick` hears what has just been timed."""
     threads = torch.get_num_threads()
     torch.set_num_threads(setting.threads)
     try:
         models = _models(setting)
         ids = torch.randint(0, models[BASELINE].config.vocab_size, (1, setting.length))
-        step = {name: _training_step(m, ids) for name, m in models.items()}
-        forward = {name: _forward(m, ids) for name, m in models.items()}
-        decode = {name: _decoding(m, ids, setting.new_tokens) for name, m in models.items()}
         titles = {
-            f"training step, T = {setting.length}": step,
-            f"forward, T = {setting.length}": forward,
-            f"decoding {setting.new_tokens} tokens after {setting.length}": decode,
+            "training": f"training step, T = {setting.length}",
+            "forward": f"forward, T = {setting.length}",
+            "decoding": f"decoding {setting.new_tokens} tokens after {setting.length}",
         }
-        for title, work in titles.items():
-            yield _race(title, work, models, rounds, tick)
+        makers = {
+            "training": lambda m: _training_step(m, ids),
+            "forward": lambda m: _forward(m, ids),
+            "decoding": lambda m: _decoding(m, ids, setting.new_tokens),
+        }
+        for race in races:
+            work = {name: makers[race](m) for name, m in models.items()}
+            yield _race(titles[race], work, models, rounds, tick)
     finally:
         torch.set_num_threads(threads)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from antiphase.ops.arguments import causal_mask, repeat_heads, statistics_dtype
 
-CHUNK = 64
+CHUNK = 32
 
 
 def linear_attention(
