@@ -1,5 +1,6 @@
 """Tables of what a configuration costs, for `antiphase show`."""
 
+import json
 from pathlib import Path
 
 import torch
@@ -23,6 +24,11 @@ def configuration(target: str, attention: str | None) -> AntiphaseConfig:
         )
     if not (Path(target) / "config.json").is_file():
         raise ValueError(f"{target}: no config.json in it; give the folder of a saved model")
+    kind = json.loads((Path(target) / "config.json").read_text(encoding="utf-8")).get("model_type")
+    if kind != "antiphase":
+        raise ValueError(
+            f"{target}: is a {kind!r} model; show knows 'antiphase' models and presets"
+        )
     config = AntiphaseConfig.from_pretrained(target)
     return config if attention is None else with_attention(config, attention)
 

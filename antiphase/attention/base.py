@@ -53,6 +53,7 @@ class Attention(nn.Module):
         self.hidden_size, self.num_heads, self.num_kv_heads = hidden_size, num_heads, num_kv_heads
         self.head_dim = hidden_size // num_heads if head_dim is None else head_dim
         self.layer, self.bias, self.eps, self.rope_theta = layer, bias, eps, rope_theta
+        _check_numbers(self.head_dim, layer, eps, rope_theta)
         self.options: Any = build_options(self.name, self.Options, options)
         self.build()
         if rope_theta is not None and any(width % 2 for width in self.rotary_widths):
@@ -65,7 +66,14 @@ class Attention(nn.Module):
         """Make the layer's parameters."""
         raise NotImplementedError
 
-    def project(self, x: Tensor, context: Tensor, rotary: Rotary, cache: Cache | None) -> Heads:
+    def project(
+        self,
+        x: Tensor,
+        context: Tensor,
+        rotary: Rotary,
+        key_rotary: Rotary,
+        cache: Cache | None,
+    ) -> Heads:
         """Return what the tokens `x` ask and what `context` (x itself, or another text) holds."""
         raise NotImplementedError
 
@@ -104,6 +112,7 @@ class Attention(nn.Module):
         causal: bool = False,
         mask: Tensor | None = None,
         rotary: Rotary | None = None,
+        context_rotary: Rotary | None = None,
         cache: Cache | None = None,
         backend: str = "auto",
         return_maps: bool = False,
@@ -111,15 +120,17 @@ class Attention(nn.Module):
         """Return the layer's output [B, T, D], and with `return_maps` its maps by name.
 
         `context` [B, Tk, D] makes it cross-attention. `mask` is [B, Tk], True where a key counts,
-        or broadcasts to [B, h, T, Tk] (boolean or additive).
+        or broadcasts to [B, h, T, Tk] (boolean or additive). `rotary` turns queries and keys by
+        cos and sin of their width; `context_rotary` the keys of a context, if it is another.
         """
         if context is not None and causal:
             raise ValueError("causal: a context has no order with x; pass causal=False")
         if rotary is None:
             rotary = self._own_rotary(x, context, cache)
-        if mask is not None and mask.dim() == 2:
-            mask = mask[:, None, None, :]
-        heads = self.project(x, x if context is None else context, rotary, cache)
+        key_rotary = rotary if context_rotary is None else context_rotary
+        context = x if context is None else context
+        heads = self.project(x, context, rotary, key_rotary, cache)
+        mask = None if mask is None else _four_dimensions(mask, len(x), heads.k.shape[2])
         out = self.merge(self.mix(heads, causal=causal, mask=mask, backend=backend), heads)
         if return_maps:
             return out, self.maps(heads, causal=causal, mask=mask)
@@ -131,7 +142,8 @@ class Attention(nn.Module):
         if context is not None or cache is not None:
             what = "a context" if cache is None else "a cache"
             raise ValueError(
-                f"rotary: with {what}, positions are the caller's to know; pass rotary="
+                f"rotary: with {what}, positions are the caller's to know; pass rotary= (and "
+                "context_rotary= for a context)"
             )
         T, theta = x.shape[1], self.rope_theta
         return {w: rotary_table(T, w, theta, device=x.device) for w in self.rotary_widths}
@@ -169,17 +181,46 @@ def key_padding(mask: Tensor | None, name: str) -> Tensor | None:
     return mask[:, 0, 0]
 
 
+def _four_dimensions(mask: Tensor, B: int, Tk: int) -> Tensor:
+    """Return a mask with all four dimensions; refuse what could be read in two ways."""
+    boolean = mask.dtype == torch.bool
+    if not boolean and not mask.is_floating_point():
+        raise ValueError(f"mask: got {mask.dtype}, expected bool (True: attend) or additive floats")
+    if mask.dim() == 2 and boolean and mask.shape == (B, Tk):
+        return mask[:, None, None, :]
+    if mask.dim() != 4:
+        raise ValueError(
+            f"mask: got {mask.dtype} of shape {tuple(mask.shape)}, expected bool [B, Tk] = "
+            f"{[B, Tk]}, or 4 dimensions that broadcast to [B, heads, T, Tk]"
+        )
+    return mask
+
+
 def build_options(name: str, kind: type, options: dict[str, Any]) -> Any:
     """Return the mechanism's options, checked; name the allowed ones if there is another."""
     allowed = [field.name for field in fields(kind)]
     for option in options:
         if option not in allowed:
             known = f"its options are {', '.join(allowed)}" if allowed else "it has no options"
-            raise ValueError(f"attention_options: {name!r} has no option {option!r}; {known}")
+            raise ValueError(f"mechanism {name!r} has no option {option!r}; {known}")
+    for field in fields(kind):
+        value, wanted = options.get(field.name, field.default), type(field.default)
+        if wanted in (bool, int) and type(value) is not wanted:
+            word = "True or False" if wanted is bool else "a whole number"
+            raise ValueError(f"{name}, {field.name}: got {value!r}, expected {word}")
     try:
         return kind(**options)
     except ValueError as error:
-        raise ValueError(f"attention_options of {name!r}: {error}") from error
+        raise ValueError(f"{name}, {error}") from error
+
+
+def _check_numbers(head_dim: int, layer: int, eps: float, rope_theta: float | None) -> None:
+    if head_dim < 1:
+        raise ValueError(f"head_dim: got {head_dim}, expected at least 1")
+    if layer < 0:
+        raise ValueError(f"layer: got {layer}, expected 0 for the first")
+    if eps <= 0 or (rope_theta is not None and rope_theta <= 0):
+        raise ValueError(f"eps, rope_theta: got {eps}, {rope_theta}, expected numbers above 0")
 
 
 def _check_heads(hidden: int, heads: int, kv_heads: int, head_dim: int | None) -> None:

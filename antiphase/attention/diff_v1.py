@@ -25,10 +25,17 @@ class DiffV1(Paired, TwoMaps):
         self.v_proj = self.linear(self.hidden_size, 2 * self.h_kv * d)
         self.build_output(self.h, 2 * d)
 
-    def project(self, x: Tensor, context: Tensor, rotary: Rotary, cache: Cache | None) -> Heads:
+    def project(
+        self,
+        x: Tensor,
+        context: Tensor,
+        rotary: Rotary,
+        key_rotary: Rotary,
+        cache: Cache | None,
+    ) -> Heads:
         d = self.head_dim
         q = split_heads(self.q_proj(x), d, rotary).transpose(1, 2)  # [B, 2h, T, d]
-        k = split_heads(self.k_proj(context), d, rotary).flatten(2)
+        k = split_heads(self.k_proj(context), d, key_rotary).flatten(2)
         k = split_heads(k, 2 * d).transpose(1, 2)  # [B, h_kv, T, 2d]: a pair side by side
         v = split_heads(self.v_proj(context), 2 * d).transpose(1, 2)
         k, v = remember(cache, k, v)

@@ -27,10 +27,17 @@ class DiffV2(TwoMaps):
         self.lambda_proj = self.linear(self.hidden_size, h, bias=False)
         self.o_proj = self.linear(h * d, self.hidden_size)
 
-    def project(self, x: Tensor, context: Tensor, rotary: Rotary, cache: Cache | None) -> Heads:
+    def project(
+        self,
+        x: Tensor,
+        context: Tensor,
+        rotary: Rotary,
+        key_rotary: Rotary,
+        cache: Cache | None,
+    ) -> Heads:
         d = self.head_dim
         q = split_heads(self.q_proj(x), d, rotary).transpose(1, 2)  # [B, 2h, T, d]
-        k = split_heads(self.k_proj(context), d, rotary).transpose(1, 2)
+        k = split_heads(self.k_proj(context), d, key_rotary).transpose(1, 2)
         v = split_heads(self.v_proj(context), d).transpose(1, 2)
         k, v = remember(cache, k, v)
         q1, q2 = q.unflatten(1, (self.num_heads, 2)).unbind(2)

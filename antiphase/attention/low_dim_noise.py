@@ -33,21 +33,24 @@ class LowDimNoise(Paired, TwoMaps):
 
     def build(self) -> None:
         r = self.options.rank
-        if r % 2:
-            raise ValueError(
-                f"rank: got {r}, expected an even number (RoPE turns pairs of channels)"
-            )
         self.build_signal()
         self.noise_q_proj = self.linear(self.hidden_size, self.h * r)
         self.noise_k_proj = self.linear(self.hidden_size, self.h_kv * r)
         self.build_output(self.h, 2 * self.head_dim)
 
-    def project(self, x: Tensor, context: Tensor, rotary: Rotary, cache: Cache | None) -> Heads:
+    def project(
+        self,
+        x: Tensor,
+        context: Tensor,
+        rotary: Rotary,
+        key_rotary: Rotary,
+        cache: Cache | None,
+    ) -> Heads:
         d, r = self.head_dim, self.options.rank
         q = split_heads(self.q_proj(x), d, rotary).transpose(1, 2)
         q2 = split_heads(self.noise_q_proj(x), r, rotary).transpose(1, 2)
-        k = split_heads(self.k_proj(context), d, rotary)
-        k2 = split_heads(self.noise_k_proj(context), r, rotary)
+        k = split_heads(self.k_proj(context), d, key_rotary)
+        k2 = split_heads(self.noise_k_proj(context), r, key_rotary)
         v = split_heads(self.v_proj(context), 2 * d).transpose(1, 2)
         both, v = remember(cache, cat([k, k2], dim=-1).transpose(1, 2), v)
         k, k2 = both.split([d, r], dim=-1)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from antiphase.ops import rms_norm
+from antiphase.ops import rms_norm, statistics_dtype
 
 NORMS = ("rms", "scalar", "none")
 
@@ -55,7 +55,7 @@ def depth_init(layer: int) -> float:
 
 
 class Float32Parameters(nn.Module):
-    """A module whose parameters stay in fp32 when a model is cast to 16 bits.
+    """A module whose parameters and buffers stay in fp32 when a model is cast to 16 bits.
 
     The gradient steps of lam, a gain or a logit are smaller than bf16 can add to them.
     """
@@ -64,7 +64,7 @@ class Float32Parameters(nn.Module):
         def keep(t: Tensor) -> Tensor:
             moved = fn(t)
             narrow = moved.dtype in (torch.bfloat16, torch.float16)
-            return t.to(device=moved.device) if narrow else moved
+            return t.to(moved.device, torch.float32) if narrow else moved
 
         return super()._apply(keep, recurse)  # type: ignore[no-untyped-call]
 
@@ -86,7 +86,7 @@ class Lambda(Float32Parameters):
         self.fixed = None if options.lam == "learned" else float(options.lam)
         if self.fixed is None:
             for name in ("q1", "k1", "q2", "k2"):
-                self.register_parameter(name, nn.Parameter(torch.empty(width)))
+                self.register_parameter(name, nn.Parameter(torch.empty(width, dtype=torch.float32)))
             self.init_parameters()
 
     def init_parameters(self) -> None:
@@ -96,7 +96,8 @@ class Lambda(Float32Parameters):
     def forward(self, like: Tensor) -> Tensor:
         """Return lam, [] in fp32 (or fp64), on the device of `like`."""
         if self.fixed is not None:
-            return torch.full((), self.fixed, device=like.device, dtype=torch.float32)
+            dtype = statistics_dtype(like.dtype)
+            return torch.full((), self.fixed, device=like.device, dtype=dtype)
         one, two = (self.q1 * self.k1).sum().exp(), (self.q2 * self.k2).sum().exp()
         return one - two + self.init
 
@@ -115,7 +116,8 @@ class HeadNorm(Float32Parameters):
         super().__init__()
         self.kind, self.width, self.factor, self.eps = kind, width, factor, eps
         if kind != "none":
-            self.gain = nn.Parameter(torch.empty(width if kind == "rms" else 1))
+            size = width if kind == "rms" else 1
+            self.gain = nn.Parameter(torch.empty(size, dtype=torch.float32))
             self.init_parameters()
 
     def init_parameters(self) -> None:

@@ -16,10 +16,17 @@ class RunningNoise(Paired):
     static_cache = False
     running_state = True
 
-    def project(self, x: Tensor, context: Tensor, rotary: Rotary, cache: Cache | None) -> Heads:
+    def project(
+        self,
+        x: Tensor,
+        context: Tensor,
+        rotary: Rotary,
+        key_rotary: Rotary,
+        cache: Cache | None,
+    ) -> Heads:
         d = self.head_dim
         q = split_heads(self.q_proj(x), d, rotary).transpose(1, 2)
-        k = split_heads(self.k_proj(context), d, rotary).transpose(1, 2)
+        k = split_heads(self.k_proj(context), d, key_rotary).transpose(1, 2)
         v = split_heads(self.v_proj(context), 2 * d).transpose(1, 2)
         new = k.shape[2]
         k, v = remember(cache, k, v)

@@ -32,7 +32,7 @@ class SignOffset(Float32Parameters):
 
     def __init__(self, heads: int) -> None:
         super().__init__()
-        self.offset = nn.Parameter(torch.empty(heads))
+        self.offset = nn.Parameter(torch.empty(heads, dtype=torch.float32))
         self.init_parameters()
 
     def init_parameters(self) -> None:
@@ -52,10 +52,17 @@ class SignedMask(OneMap):
         self.sign_k_proj = self.linear(self.hidden_size, self.num_kv_heads * r, bias=False)
         self.sign_offset = SignOffset(self.num_heads)
 
-    def project(self, x: Tensor, context: Tensor, rotary: Rotary, cache: Cache | None) -> Heads:
+    def project(
+        self,
+        x: Tensor,
+        context: Tensor,
+        rotary: Rotary,
+        key_rotary: Rotary,
+        cache: Cache | None,
+    ) -> Heads:
         d, r = self.head_dim, self.options.rank
         q = split_heads(self.q_proj(x), d, rotary).transpose(1, 2)
-        k = split_heads(self.k_proj(context), d, rotary)
+        k = split_heads(self.k_proj(context), d, key_rotary)
         v = split_heads(self.v_proj(context), d).transpose(1, 2)
         a = split_heads(self.sign_q_proj(x), r).transpose(1, 2)
         b = split_heads(self.sign_k_proj(context), r)

@@ -18,7 +18,7 @@ class SinkLogits(Float32Parameters):
 
     def __init__(self, heads: int) -> None:
         super().__init__()
-        self.logits = nn.Parameter(torch.empty(heads))
+        self.logits = nn.Parameter(torch.empty(heads, dtype=torch.float32))
         self.init_parameters()
 
     def init_parameters(self) -> None:

@@ -36,10 +36,17 @@ class OneMap(Attention):
         self.v_proj = self.linear(self.hidden_size, self.num_kv_heads * d)
         self.o_proj = self.linear(self.num_heads * d, self.hidden_size)
 
-    def project(self, x: Tensor, context: Tensor, rotary: Rotary, cache: Cache | None) -> Heads:
+    def project(
+        self,
+        x: Tensor,
+        context: Tensor,
+        rotary: Rotary,
+        key_rotary: Rotary,
+        cache: Cache | None,
+    ) -> Heads:
         d = self.head_dim
         q = split_heads(self.q_proj(x), d, rotary).transpose(1, 2)
-        k = split_heads(self.k_proj(context), d, rotary).transpose(1, 2)
+        k = split_heads(self.k_proj(context), d, key_rotary).transpose(1, 2)
         v = split_heads(self.v_proj(context), d).transpose(1, 2)
         k, v = remember(cache, k, v)
         return Heads(x, q, k, v)

@@ -39,7 +39,7 @@ class TopK(OneMap):
 
     @torch.no_grad()
     def _chosen(self, heads: Heads, causal: bool, mask: Tensor | None) -> Tensor:
-        """Return where each query looks [B, h, Tq, Tk]: its k largest visible scores."""
+        """Return the mask of each query's k largest visible scores, [B, h, Tq, Tk]."""
         scores = heads.q @ repeat_heads(heads.k, heads.q.shape[1]).mT
         scores = scores.float() * self.head_dim**-0.5
         Tq, Tk = scores.shape[-2:]
@@ -49,4 +49,7 @@ class TopK(OneMap):
             boolean = mask.dtype == torch.bool
             scores = scores.masked_fill(~mask, -torch.inf) if boolean else scores + mask
         least = scores.topk(min(self.options.k, Tk), dim=-1).values[..., -1:]
-        return (scores >= least) & (scores > -torch.inf)
+        chosen = (scores >= least) & (scores > -torch.inf)
+        if mask is None or mask.dtype == torch.bool:
+            return chosen
+        return mask.float().expand_as(scores).masked_fill(~chosen, -torch.inf)

@@ -17,13 +17,19 @@ class Acceleration:
 
     model: nn.Module
     layers: tuple[nn.Module, ...]
+    forwards: tuple[Callable[..., Any], ...]
     implementation: str | None
 
     def undo(self) -> None:
-        """Give every layer its own forward again."""
-        for layer in self.layers:
-            layer.__dict__.pop("forward", None)
-        if self.implementation is not None:
+        """Give every layer its own forward again, unless it has been given yet another."""
+        mine = [
+            layer
+            for layer, forward in zip(self.layers, self.forwards, strict=True)
+            if layer.__dict__.get("forward") is forward
+        ]
+        for layer in mine:
+            del layer.forward
+        if mine and self.implementation is not None:
             self.model.set_attn_implementation(self.implementation)  # type: ignore[operator]
 
 
@@ -47,12 +53,13 @@ def accelerate(model: nn.Module) -> Acceleration:
         raise ValueError(
             f"{type(model).__name__}: has no layer that accelerate knows; it looked for {wanted}"
         )
-    for layer, forward in layers:
-        layer.forward = types.MethodType(forward, layer)
+    forwards = tuple(types.MethodType(forward, layer) for layer, forward in layers)
+    for (layer, _), bound in zip(layers, forwards, strict=True):
+        layer.forward = bound
     implementation = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if implementation not in (None, "sdpa"):  # other masks are additive squares
         model.set_attn_implementation("sdpa")  # type: ignore[operator]
-    return Acceleration(model, tuple(layer for layer, _ in layers), implementation)
+    return Acceleration(model, tuple(layer for layer, _ in layers), forwards, implementation)
 
 
 def _diffllama_forward(
@@ -64,7 +71,7 @@ def _diffllama_forward(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """DiffLlamaAttention with one fused call: maps paired by halves, V's halves side by side."""
-    if kwargs.get("output_attentions"):
+    if kwargs.get("output_attentions") or self.config.output_attentions:
         raise ValueError("output_attentions: an accelerated model has no maps; undo() it first")
     from transformers.models.diffllama.modeling_diffllama import apply_rotary_pos_emb
 

@@ -7,7 +7,7 @@ MODEL_TAGS = ["antiphase", "differential-attention"]
 
 _CARD = """---
 library_name: transformers
-pipeline_tag: text-generation
+pipeline_tag: {pipeline}
 tags:
 {tags}
 ---
@@ -18,9 +18,9 @@ A model with `{attention}` attention, made with Antiphase.
 
 ```python
 import antiphase.models  # registers the architecture
-from transformers import AutoModelForCausalLM
+from transformers import {auto}
 
-model = AutoModelForCausalLM.from_pretrained("path/to/this/model")
+model = {auto}.from_pretrained("path/to/this/model")
 ```
 
 | | |
@@ -45,9 +45,12 @@ def write_card(model: Any, folder: str | Path) -> None:
     if path.exists() and _GENERATED not in path.read_text(encoding="utf-8"):
         return
     config = model.config
+    classifier = "Classification" in type(model).__name__
     counts = config.attention_layer().head_counts
     text = _CARD.format(
         tags="\n".join(f"- {tag}" for tag in [*MODEL_TAGS, config.attention.replace("_", "-")]),
+        pipeline="text-classification" if classifier else "text-generation",
+        auto="AutoModelFor" + ("SequenceClassification" if classifier else "CausalLM"),
         title=path.parent.resolve().name,
         attention=config.attention,
         options=config.attention_options or "",

@@ -43,9 +43,16 @@ def generate_text(
         **drawing,
         max_new_tokens=max_new_tokens,
         streamer=TextStreamer(tokenizer, skip_special_tokens=True),
-        pad_token_id=net.config.pad_token_id or net.config.eos_token_id or 0,
+        pad_token_id=_pad(net.config),
     )
     return tokenizer.decode(out[0], skip_special_tokens=True)
+
+
+def _pad(config: Any) -> int:
+    if config.pad_token_id is not None:
+        return int(config.pad_token_id)
+    end = config.eos_token_id
+    return int((end[0] if isinstance(end, list) else end) or 0)
 
 
 def _tokenizer(model: str) -> Any:

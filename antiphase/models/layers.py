@@ -10,6 +10,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from antiphase.attention.heads import Cache, Rotary
+from antiphase.attention.parts import Float32Parameters
 from antiphase.models.config import AntiphaseConfig
 from antiphase.models.visibility import Visible
 from antiphase.ops import rms_norm
@@ -63,8 +64,11 @@ def norm_of(config: AntiphaseConfig) -> nn.Module:
     return RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
-class RotaryPositions(nn.Module):
-    """transformers' RoPE (theta and scaling types), for each width of head that a layer has."""
+class RotaryPositions(Float32Parameters):
+    """transformers' RoPE (theta and scaling types), for each width of head that a layer has.
+
+    Its frequencies stay in fp32: a rounded one is off by radians at a thousand tokens.
+    """
 
     def __init__(self, config: AntiphaseConfig, widths: tuple[int, ...]) -> None:
         super().__init__()

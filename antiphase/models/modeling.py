@@ -9,7 +9,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from antiphase.attention import Attention
+from antiphase.attention import Attention, mechanism
 from antiphase.attention.parts import Float32Parameters
 from antiphase.models.cache import LayerCache
 from antiphase.models.card import MODEL_TAGS, write_card
@@ -62,7 +62,8 @@ class AntiphasePreTrainedModel(PreTrainedModel):
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
         """Save as any Hugging Face model, with a model card if the folder has none."""
         result = super().save_pretrained(save_directory, *args, **kwargs)
-        write_card(self, save_directory)
+        if kwargs.get("is_main_process", True):
+            write_card(self, save_directory)
         return result
 
     def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
@@ -175,7 +176,7 @@ class AntiphaseForCausalLM(AntiphasePreTrainedModel, GenerationMixin):
     def __init__(self, config: AntiphaseConfig) -> None:
         super().__init__(config)
         self.model = AntiphaseModel(config)
-        self.vocab_size = config.vocab_size
+        self._is_stateful = mechanism(config.attention).running_state  # no going back in decoding
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 

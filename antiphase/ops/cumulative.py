@@ -14,6 +14,7 @@ from torch import Tensor
 from antiphase.ops.arguments import causal_mask, repeat_heads, statistics_dtype
 
 CHUNK = 32
+NOTHING = -1e30  # the logarithm of a weight that is none, finite for the sake of gradients
 
 
 def linear_attention(
@@ -52,7 +53,7 @@ def linear_attention(
     near = (fq @ fk.mT).tril()
     fq, S, near, v = (t.flatten(0, 2) for t in (fq, S, near, v))
     out = torch.baddbmm(fq @ S, near, v)  # what came before the chunk, then its own keys
-    out = out.view(len(state), H, -1, out.shape[-1])[:, :, :T]
+    out = out.view(len(state), H, z.shape[2], out.shape[-1])[:, :, :T]
     return out.to(out_dtype), after
 
 
@@ -84,25 +85,25 @@ def prefix_attention(
     if state is None:
         state = v.new_zeros(*v.shape[:2], 1, v.shape[-1] + 2)
     mean, seen, total = state.to(dtype).split([v.shape[-1], 1, 1], dim=-1)
-    log_before = total.masked_fill(seen == 0, -torch.inf)[..., 0]  # [B, Hkv, 1]
+    log_before = total.masked_fill(seen == 0, NOTHING)[..., 0]  # [B, Hkv, 1]
     # What came before stands in front as one more key, with its mean for a value.
     if not causal or s.shape[-1] == 1:
         log_w, values = torch.cat([log_before, s], -1), torch.cat([mean, v], -2)
-        out = _weights(log_w, log_w.logsumexp(-1, keepdim=True))[:, :, None] @ values
-        return out.to(out_dtype), _packed(out, log_w.logsumexp(-1, keepdim=True))
+        W, log_sum = _softmax(log_w[:, :, None])
+        out = W @ values
+        return out.to(out_dtype), _packed(out, log_sum)
     T = s.shape[-1]
-    s, v = _chunks(s[..., None], -torch.inf)[..., 0], _chunks(v)  # [B, H, chunks, C(, dv)]
-    log_chunk = s.logsumexp(-1)  # [B, H, chunks]
-    chunk_mean = (_weights(s, log_chunk[..., None])[..., None, :] @ v)[..., 0, :]
+    s, v = _chunks(s[..., None], NOTHING)[..., 0], _chunks(v)  # [B, H, chunks, C(, dv)]
+    W, log_chunk = _softmax(s[..., None, :])
     # The state before each chunk is the same kind of mean, over the chunks.
-    log_c = torch.cat([log_before, log_chunk], -1)  # [B, H, 1 + chunks]
-    log_past = log_c.logcumsumexp(-1)
-    past = _prefix_weights(log_c, log_past) @ torch.cat([mean, chunk_mean], -2)
+    log_c = torch.cat([log_before, log_chunk[..., 0]], -1)  # [B, H, 1 + chunks]
+    W_past, log_past = _softmax(_prefixes(log_c))
+    past = W_past @ torch.cat([mean, (W @ v)[..., 0, :]], -2)
     # Within a chunk: the past as one key, then the chunk's own.
     log_w = torch.cat([log_past[..., :-1, None], s], -1)  # [B, H, chunks, 1 + C]
     values = torch.cat([past[..., :-1, None, :], v], -2)
-    out = _prefix_weights(log_w, log_w.logcumsumexp(-1))[..., 1:, :] @ values
-    out = out.flatten(2, 3)[:, :, :T]
+    W, _ = _softmax(_prefixes(log_w))
+    out = (W[..., 1:, :] @ values).flatten(2, 3)[:, :, :T]
     return out.to(out_dtype), _packed(past[..., -1:, :], log_past[..., -1:])
 
 
@@ -111,9 +112,8 @@ def prefix_map(s: Tensor, rows: int, *, causal: bool, keys: Tensor | None = None
     s = _masked(s.to(statistics_dtype(s.dtype)), keys)
     log_w = s[:, :, None, :].expand(-1, -1, rows, -1)
     if causal:
-        may = causal_mask(rows, s.shape[-1], s.device)
-        log_w = log_w.masked_fill(~may, -torch.inf)
-    return _weights(log_w, log_w.logsumexp(-1, keepdim=True))
+        log_w = log_w.masked_fill(~causal_mask(rows, s.shape[-1], s.device), NOTHING)
+    return _softmax(log_w)[0]
 
 
 def _counted(fk: Tensor, keys: Tensor | None) -> Tensor:
@@ -121,7 +121,7 @@ def _counted(fk: Tensor, keys: Tensor | None) -> Tensor:
 
 
 def _masked(s: Tensor, keys: Tensor | None) -> Tensor:
-    return s if keys is None else s.masked_fill(~keys[:, None, :], -torch.inf)
+    return s if keys is None else s.masked_fill(~keys[:, None, :], NOTHING)
 
 
 def _ratio(a: Tensor, b: Tensor) -> Tensor:
@@ -134,23 +134,24 @@ def _chunks(t: Tensor, fill: float = 0.0) -> Tensor:
     missing = -t.shape[2] % CHUNK
     if missing:
         t = F.pad(t, (0, 0, 0, missing), value=fill)
-    return t.reshape(*t.shape[:2], -1, CHUNK, t.shape[-1])
+    return t.reshape(*t.shape[:2], t.shape[2] // CHUNK, CHUNK, t.shape[-1])
 
 
-def _weights(log_w: Tensor, log_sum: Tensor) -> Tensor:
-    """Return exp(log_w - log_sum), and zeros where nothing was seen (log_sum = -inf)."""
-    nothing = log_sum == -torch.inf
-    return (log_w - log_sum.masked_fill(nothing, 0.0)).exp()
+def _softmax(log_w: Tensor) -> tuple[Tensor, Tensor]:
+    """Return weights over the last dimension and the logarithm of their sum; zeros for nothing."""
+    log_sum = log_w.logsumexp(-1)
+    blind = (log_sum < NOTHING / 2)[..., None]
+    W = torch.softmax(log_w, dim=-1).masked_fill(blind | (log_w < NOTHING / 2), 0.0)
+    return W, log_sum
 
 
-def _prefix_weights(log_w: Tensor, log_sum: Tensor) -> Tensor:
-    """Return [..., n, n]: the weight of key j in the mean up to row i, 0 for j > i."""
+def _prefixes(log_w: Tensor) -> Tensor:
+    """Return [..., n, n]: row i has the keys up to i."""
     n = log_w.shape[-1]
-    may = causal_mask(n, n, log_w.device)
-    return _weights(log_w[..., None, :].masked_fill(~may, -torch.inf), log_sum[..., :, None])
+    return log_w[..., None, :].masked_fill(~causal_mask(n, n, log_w.device), NOTHING)
 
 
 def _packed(mean: Tensor, total: Tensor) -> Tensor:
-    seen = total != -torch.inf
+    seen = total >= NOTHING / 2
     total = total.masked_fill(~seen, 0.0)[..., None]
     return torch.cat([mean, seen[..., None].to(mean.dtype), total], dim=-1)

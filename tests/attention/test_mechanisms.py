@@ -20,7 +20,7 @@ def padding(B: int = 2, T: int = 21) -> torch.Tensor:
 
 def heads_of(layer, x, context=None):
     rotary = layer._own_rotary(x, context, None)
-    return layer.project(x, x if context is None else context, rotary, None)
+    return layer.project(x, x if context is None else context, rotary, rotary, None)
 
 
 @each
@@ -149,3 +149,75 @@ def test_a_running_noise_branch_refuses_masks_that_differ_by_query():
     for name in ("low_rank_noise", "fixed_noise"):
         with pytest.raises(ValueError, match="only a boolean padding mask"):
             small(name)(tokens(), mask=square)
+
+
+@each
+def test_cross_attention_with_positions_of_its_own(name):
+    layer, x, context = small(name, rope_theta=1e4), tokens(T=4), tokens(T=9)
+    rotary = {w: rotary_table(4, w) for w in layer.rotary_widths}
+    keys = {w: rotary_table(9, w) for w in layer.rotary_widths}
+    out = layer(x, context, rotary=rotary, context_rotary=keys)
+    both = {w: rotary_table(9, w) for w in layer.rotary_widths}
+    filled = torch.cat([x, torch.zeros(2, 5, 64)], dim=1)
+    whole = layer(filled, context, rotary=both)
+    torch.testing.assert_close(out, whole[:, :4], atol=1e-5, rtol=1e-4)
+
+
+@each
+def test_additive_masks_bias_and_hide(name):
+    if name in ("low_rank_noise", "fixed_noise"):
+        return  # padding only, and tested to refuse
+    layer, x = small(name, **({"k": 100} if name == "top_k" else {})), tokens()
+    hidden = torch.zeros(21, 21).masked_fill(~torch.ones(21, 21).tril().bool(), -torch.inf)
+    floor = hidden.clamp_min(torch.finfo(torch.float32).min)
+    want = layer(x, causal=True)
+    for mask in (hidden, floor):
+        torch.testing.assert_close(layer(x, mask=mask[None, None]), want, atol=1e-5, rtol=1e-4)
+    bias = -3 * torch.rand(1, 1, 21, 21)
+    assert not torch.allclose(layer(x, mask=bias), layer(x), atol=1e-3)
+    reference = layer(x, mask=bias, backend="reference")
+    torch.testing.assert_close(layer(x, mask=bias), reference, atol=1e-5, rtol=1e-4)
+
+
+@each
+def test_masks_that_could_be_read_in_two_ways_are_refused(name):
+    layer, x = small(name), tokens()
+    ones = torch.ones(2, 21, dtype=torch.bool)
+    for mask, message in {
+        ones.long(): "got torch.int64, expected bool",
+        ones.float(): "expected bool .B, Tk. = .2, 21.",
+        ones[:, None].expand(2, 21, 21): "or 4 dimensions that broadcast",
+        ones[:, :7]: "of shape .2, 7., expected bool",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            layer(x, mask=mask)
+
+
+@each
+def test_fine_numbers_are_fp32_however_a_layer_is_made(name):
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        made = small(name)
+    finally:
+        torch.set_default_dtype(default)
+    for layer in (made, small(name).double().bfloat16()):
+        for p in layer.parameters():
+            assert p.dtype == (torch.bfloat16 if p.dim() == 2 else torch.float32)
+
+
+@each
+def test_an_empty_batch_gives_an_empty_batch(name):
+    for causal in (True, False):
+        assert small(name)(torch.randn(0, 5, 64), causal=causal).shape == (0, 5, 64)
+
+
+@each
+def test_second_derivatives_on_the_reference(name):
+    if name == "top_k":
+        return  # its choice of keys has steps
+    layer = MECHANISMS[name](16, 4, **{**SMALL.get(name, {}), "rope_theta": 1e2}).double()
+    x = tokens(1, 4, 16, torch.float64).requires_grad_()
+    assert torch.autograd.gradgradcheck(
+        lambda x: layer(x, causal=True, backend="reference").square(), (x,)
+    )

@@ -41,7 +41,15 @@ def test_diffllama_gives_the_same_logits_gradients_and_text(kv_heads, implementa
         antiphase.accelerate(net)
     with pytest.raises(ValueError, match=r"has no maps; undo\(\) it first"):
         net(ids, output_attentions=True)
+    net.config._output_attentions = True
+    with pytest.raises(ValueError, match=r"has no maps; undo\(\) it first"):
+        net(ids)
+    net.config._output_attentions = False
     done.undo()
+    again = antiphase.accelerate(net)
+    done.undo()  # an old handle leaves a new one alone
+    assert net.model.layers[0].self_attn.forward.__func__ is not own
+    again.undo()
     assert net.model.layers[0].self_attn.forward.__func__ is own
     assert net.config._attn_implementation == implementation
     assert torch.equal(outcome()[0], before[0])

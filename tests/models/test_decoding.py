@@ -171,3 +171,14 @@ def test_a_mask_of_ones_own_is_obeyed():
     alone = net(ids, attention_mask=square, use_cache=False).logits
     for t in range(6):
         torch.testing.assert_close(alone[:, t], net(ids[:, t : t + 1]).logits[:, 0], **close)
+
+
+@pytest.mark.parametrize("name", ["low_rank_noise", "fixed_noise"])
+def test_decoding_that_takes_tokens_back_is_refused_where_the_state_cannot(name):
+    with pytest.raises(ValueError, match="stateful"):
+        model(name).generate(texts(1), prompt_lookup_num_tokens=3, max_new_tokens=4)
+    ids = texts(1)
+    net = model("diff_v1")
+    greedy = {"max_new_tokens": 6, "do_sample": False}
+    looked_up = net.generate(ids, prompt_lookup_num_tokens=3, **greedy)
+    assert torch.equal(looked_up, net.generate(ids, **greedy))

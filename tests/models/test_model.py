@@ -230,3 +230,25 @@ def test_a_card_is_saved_once_and_pushed(tmp_path, monkeypatch):
     card.write_text("mine")
     model("diff_v1").save_pretrained(tmp_path)
     assert card.read_text() == "mine"
+
+
+@main
+@torch.no_grad()
+def test_a_model_made_in_bf16_keeps_its_fine_numbers_and_its_positions(name):
+    made = AutoModelForCausalLM.from_config(config(name), dtype=torch.bfloat16)
+    cast = model(name).bfloat16()
+    for net in (made, cast):
+        for parameter_name, p in net.named_parameters():
+            fine = "self_attn" in parameter_name and p.dim() == 1
+            assert p.dtype == (torch.float32 if fine else torch.bfloat16), parameter_name
+        exact = model(name).model.rotary.by_width[0].inv_freq
+        assert torch.equal(net.model.rotary.by_width[0].inv_freq, exact)
+
+
+def test_a_classifiers_card_says_so(tmp_path):
+    AntiphaseForSequenceClassification(config("diff_v1")).save_pretrained(tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert "text-classification" in text
+    assert "AutoModelForSequenceClassification" in text
+    model("diff_v1").save_pretrained(tmp_path / "other", is_main_process=False)
+    assert not (tmp_path / "other" / "README.md").exists()

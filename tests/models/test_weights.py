@@ -169,7 +169,7 @@ def test_an_official_model_folder_is_imported(tmp_path):
     layer.rope_theta = 1e4
     want = official_layer(x, official, 4, 2, 8, layer.lam.init)
     torch.testing.assert_close(layer(x, causal=True), want, **close)
-    with pytest.raises(ValueError, match=r"missing .*subln|norm.gain"):
+    with pytest.raises(ValueError, match=r"missing .*norm.gain"):
         from_official({n: t for n, t in state.items() if "subln" not in n}, cfg)
 
 
@@ -200,3 +200,61 @@ def test_broken_sources_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"model.safetensors: cannot be read"):
         convert(tmp_path, tmp_path / "out", "official")
     assert not (tmp_path / "out").exists()
+
+
+def test_what_would_come_out_scrambled_is_refused(tmp_path):
+    theirs = diffllama(4)
+    theirs.save_pretrained(tmp_path / "theirs")
+    convert(tmp_path / "theirs", tmp_path / "ours")
+    for layout in ("diffllama", "official"):
+        with pytest.raises(ValueError, match=f"got '{layout}', but .* says that it is 'antiphase'"):
+            convert(tmp_path / "ours", tmp_path / "out", layout)
+    with pytest.raises(ValueError, match=r"'o_proj.weight' is no name of an official attention"):
+        official_attention({"o_proj.weight": torch.zeros(2, 2)}, 2)
+    weights = tmp_path / "theirs" / "model.safetensors"
+    state = {n: t.clone() for n, t in theirs.state_dict().items()}
+    del state["model.layers.1.self_attn.q_proj.weight"]
+    save_file(state, weights, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"do not make a DiffLlamaForCausalLM: .*q_proj"):
+        convert(tmp_path / "theirs", tmp_path / "out")
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ValueError, match="its weights cannot be read"):
+        convert(tmp_path / "theirs", tmp_path / "out")
+    (tmp_path / "theirs" / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match="expected fields and their values, got list"):
+        convert(tmp_path / "theirs", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_official_config_in_llamas_words_is_read(tmp_path):
+    cfg = config("diff_v1", num_key_value_heads=4, match="none")
+    donor = AntiphaseForCausalLM(cfg)
+    state = {n: t for n, t in donor.state_dict().items() if "self_attn" not in n}
+    for i in range(2):
+        state |= {
+            f"model.layers.{i}.self_attn.{n}": t.clone() for n, t in official_state(2).items()
+        }
+    save_file({n: t.bfloat16() for n, t in state.items()}, tmp_path / "model.safetensors")
+    fields = {k: v for k, v in cfg.to_dict().items() if k != "rope_parameters"}
+    fields |= {"model_type": "llama", "rope_theta": 5e5}
+    (tmp_path / "config.json").write_text(json.dumps(fields, default=str))
+    written = convert(tmp_path, tmp_path / "ours", "official")
+    assert written.config.rope_parameters["rope_theta"] == 5e5
+    assert written.dtype == torch.bfloat16
+    for name, value, message in (
+        ("hidden_act", "gelu", "hidden_act: got 'gelu'"),
+        ("num_attention_heads", 4, "twice the official ones"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(fields | {name: value}, default=str))
+        with pytest.raises(ValueError, match=message):
+            convert(tmp_path, tmp_path / "out", "official")
+
+
+def test_files_beside_the_weights_come_along(tmp_path):
+    diffllama().save_pretrained(tmp_path / "theirs")
+    settings = '{"temperature": 0.3, "do_sample": true}'
+    (tmp_path / "theirs" / "generation_config.json").write_text(settings)
+    (tmp_path / "theirs" / "chat_template.jinja").write_text("hello")
+    convert(tmp_path / "theirs", tmp_path / "ours")
+    assert (tmp_path / "ours" / "generation_config.json").read_text() == settings
+    assert (tmp_path / "ours" / "chat_template.jinja").read_text() == "hello"

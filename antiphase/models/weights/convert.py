@@ -1,6 +1,7 @@
 """Convert a saved model from one layout to another: what `antiphase import-weights` does."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from antiphase.models.weights.diffllama import SHARED_FIELDS, from_diffllama, to
 from antiphase.models.weights.official import from_official
 
 LAYOUTS = ("diffllama", "official", "antiphase")
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
 
 def convert(source: Path, target: Path, layout: str | None = None) -> PreTrainedModel:
@@ -23,22 +25,33 @@ def convert(source: Path, target: Path, layout: str | None = None) -> PreTrained
     from config.json unless given. A folder that holds something already is not touched.
     """
     config = _config(source)
-    layout = layout or _layout(config, source)
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout: got {layout!r}, allowed are {', '.join(LAYOUTS)}")
+    layout = _layout(config, source, layout)
     if target.exists() and any(target.iterdir() if target.is_dir() else [target]):
         raise ValueError(f"{target}: exists already; choose an empty folder")
     model: PreTrainedModel
     if layout == "diffllama":
-        model = from_diffllama(DiffLlamaForCausalLM.from_pretrained(source))
+        model = from_diffllama(_whole(DiffLlamaForCausalLM, source))
     elif layout == "official":
         model = from_official(_tensors(source), _official_config(config))
     else:
-        model = to_diffllama(AntiphaseForCausalLM.from_pretrained(source))
+        model = to_diffllama(_whole(AntiphaseForCausalLM, source))
     model.save_pretrained(target)
-    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
-        if (source / name).exists():
-            (target / name).write_bytes((source / name).read_bytes())
+    for path in source.iterdir():  # tokenizer, generation settings and the like
+        ours = path.name in ("config.json", "README.md") or path.suffix in _WEIGHTS
+        if path.is_file() and not ours and not path.name.endswith(".index.json"):
+            shutil.copyfile(path, target / path.name)
+    return model
+
+
+def _whole(kind: Any, source: Path) -> Any:
+    """Load a model, and refuse one whose weights are broken or not all there."""
+    try:
+        model, found = kind.from_pretrained(source, output_loading_info=True)
+    except (SafetensorError, RuntimeError) as error:
+        raise ValueError(f"{source}: its weights cannot be read ({error})") from error
+    wrong = {what: sorted(names) for what, names in found.items() if names and "keys" in what}
+    if wrong:
+        raise ValueError(f"{source}: its weights do not make a {kind.__name__}: {wrong}")
     return model
 
 
@@ -47,25 +60,35 @@ def _config(source: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"{source}: no config.json in it; give the folder of a saved model")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path}: is not JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: expected fields and their values, got {type(found).__name__}")
+    return found
 
 
-def _layout(config: dict[str, Any], source: Path) -> str:
+def _layout(config: dict[str, Any], source: Path, asked: str | None) -> str:
+    if asked is not None and asked not in LAYOUTS:
+        raise ValueError(f"layout: got {asked!r}, allowed are {', '.join(LAYOUTS)}")
     kind = config.get("model_type")
     if kind in ("diffllama", "antiphase"):
+        if asked not in (None, kind):
+            raise ValueError(f"layout: got {asked!r}, but {source} says that it is {kind!r}")
         return str(kind)
-    raise ValueError(
-        f"{source}: model_type {kind!r} does not say its layout; pass --layout official if its "
-        "attention modules are the official ones (out_proj, subln, interleaved RoPE)"
-    )
+    if asked is None:
+        raise ValueError(
+            f"{source}: model_type {kind!r} does not say its layout; pass --layout official if its "
+            "attention modules are the official ones (out_proj, subln, interleaved RoPE)"
+        )
+    return asked
 
 
 def _official_config(config: dict[str, Any]) -> AntiphaseConfig:
-    fields = {
-        name: config[name] for name in (*SHARED_FIELDS, "intermediate_size") if name in config
-    }
+    if config.get("hidden_act", "silu") != "silu":
+        raise ValueError(f"hidden_act: got {config['hidden_act']!r}; only 'silu' has a counterpart")
+    wanted = (*SHARED_FIELDS, "intermediate_size", "rope_theta", "rope_scaling")
+    fields = {name: config[name] for name in wanted if name in config}
     return AntiphaseConfig(attention="diff_v1", match="none", **fields)
 
 

@@ -14,9 +14,11 @@ from antiphase.models.config import AntiphaseConfig
 from antiphase.models.modeling import AntiphaseForCausalLM
 from antiphase.models.weights.order import interleaved_to_halves
 
-_NAMES = {"out_proj.weight": "o_proj.weight", "subln.weight": "norm.gain"} | {
-    f"lambda_{vector}": f"lam.{vector}" for vector in ("q1", "k1", "q2", "k2")
-}
+_NAMES = (
+    {f"{side}_proj.weight": f"{side}_proj.weight" for side in "qkv"}
+    | {"out_proj.weight": "o_proj.weight", "subln.weight": "norm.gain"}
+    | {f"lambda_{vector}": f"lam.{vector}" for vector in ("q1", "k1", "q2", "k2")}
+)
 _ATTENTION = re.compile(r"^(?P<layer>.*layers\.\d+\.self_attn\.)(?P<name>.+)$")
 
 
@@ -24,9 +26,10 @@ def official_attention(state: Mapping[str, Tensor], head_dim: int) -> dict[str, 
     """Return the state of one official module as the state of a `DiffV1` of the same size."""
     ours = {}
     for name, t in state.items():
-        if name in ("q_proj.weight", "k_proj.weight"):
-            t = interleaved_to_halves(t, head_dim)
-        ours[_NAMES.get(name, name)] = t
+        if name not in _NAMES:
+            raise ValueError(f"weights: {name!r} is no name of an official attention module")
+        turned = name in ("q_proj.weight", "k_proj.weight")
+        ours[_NAMES[name]] = interleaved_to_halves(t, head_dim) if turned else t
     return ours
 
 
@@ -46,10 +49,16 @@ def from_official(state: Mapping[str, Tensor], config: AntiphaseConfig) -> Antip
     model = AntiphaseForCausalLM(config)
     if config.tie_word_embeddings and "lm_head.weight" not in ours:
         ours["lm_head.weight"] = ours["model.embed_tokens.weight"]
-    result = model.load_state_dict(ours, strict=False)
+    try:
+        result = model.load_state_dict(ours, strict=False)
+    except RuntimeError as error:
+        raise ValueError(
+            "weights: do not fit the configuration; its heads are the baseline's, twice the "
+            f"official ones ({error})"
+        ) from error
     if result.missing_keys or result.unexpected_keys:
         raise ValueError(
             f"weights: missing {result.missing_keys or 'none'}, unknown "
             f"{result.unexpected_keys or 'none'}; expected Llama's names, with official attention"
         )
-    return model
+    return model.to(next(iter(ours.values())).dtype)
