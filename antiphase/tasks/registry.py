@@ -1,0 +1,19 @@
+"""Every made-up task by its name. A new one is a new file and a line here."""
+
+from antiphase.tasks.arithmetic import Arithmetic
+from antiphase.tasks.base import Task
+from antiphase.tasks.many_shot import ManyShot
+from antiphase.tasks.needle import Needle
+from antiphase.tasks.recall import Recall
+from antiphase.tasks.unanswerable import Unanswerable
+
+TASKS: dict[str, type[Task]] = {
+    task.name: task for task in (Needle, Recall, ManyShot, Unanswerable, Arithmetic)
+}
+
+
+def task(name: str) -> type[Task]:
+    """Return the class of a task, or say which names there are."""
+    if name not in TASKS:
+        raise ValueError(f"task: got {name!r}, allowed are {', '.join(TASKS)}, language")
+    return TASKS[name]

@@ -1,0 +1,134 @@
+"""Text: the same corpus always, splits by document, packed files that are checked, clear errors."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from antiphase.evaluation import recall_hits
+from antiphase.tasks import Language
+from antiphase.tasks.corpus import documents, manifest
+from antiphase.tasks.packed import pack
+from antiphase.tasks.tokenizer import make_tokenizer
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("ANTIPHASE_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for i in range(120):
+        (tmp_path / f"{i:03}.txt").write_text(f"Text {i}. " + "The quick brown fox. " * (i % 7 + 3))
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG")
+    return tmp_path
+
+
+def test_every_document_is_in_one_split(folder):
+    language = {
+        split: Language(split=split, text=str(folder), length=32)
+        for split in ("train", "validation", "test")
+    }
+    tokenizer = language["train"].packed.tokenizer()
+    seen = {}
+    for split, made in language.items():
+        text = tokenizer.decode(np.array(made.packed.tokens(split), dtype=np.int64))
+        seen[split] = {d.name for d in documents([str(folder)]) if f"{d.text}<|end|>" in text}
+    assert sum(map(len, seen.values())) == 120
+    assert len(set().union(*seen.values())) == 120
+    assert len(seen["train"]) > 100
+
+
+def test_an_epoch_has_every_text_once_in_an_order_of_its_seed(folder):
+    made = Language(text=str(folder), length=32, size=10_000)
+    epochs = [made.examples(range(k * made.texts, (k + 1) * made.texts)).tokens for k in (0, 1)]
+    assert np.array_equal(np.sort(epochs[0], 0), np.sort(epochs[1], 0))
+    assert not np.array_equal(*epochs)
+    again = Language(text=str(folder), length=32, size=10_000).examples([made.texts + 3, 5])
+    assert np.array_equal(again.tokens, np.stack([epochs[1][3], epochs[0][5]]))
+    other = Language(text=str(folder), length=32, seed=1).examples(range(5))
+    assert not np.array_equal(other.tokens, epochs[0][:5])
+
+
+def test_packing_happens_once_and_damage_is_found(folder):
+    first = pack([str(folder)], "bytes")
+    stamp = (first.folder / "train.bin").stat().st_mtime_ns
+    assert pack([str(folder)], "bytes").folder == first.folder
+    assert (first.folder / "train.bin").stat().st_mtime_ns == stamp
+    (folder / "new.txt").write_text("more")
+    assert pack([str(folder)], "bytes").folder != first.folder
+    with (first.folder / "train.bin").open("r+b") as file:
+        file.truncate(100)
+    with pytest.raises(ValueError, match="it is damaged: delete the folder"):
+        first.tokens("train")
+
+
+def test_the_manifest_says_what_the_corpus_is(folder):
+    about = manifest([str(folder)])
+    assert about["documents"] == 120
+    assert about["bytes"] == sum(len(d.text) for d in documents([str(folder)]))
+    assert manifest([f"{folder}/*.txt"])["sha256"] == about["sha256"]
+    (folder / "000.txt").write_text("changed")
+    assert manifest([str(folder)])["sha256"] != about["sha256"]
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe:400"])
+def test_tokenizers_give_the_text_back(kind, tmp_path):
+    texts = ["def f(x):\n    return x  # ünïcode 漢字", "a b  c\t\r\n"]
+    tokenizer = make_tokenizer(kind, texts)
+    for text in texts:
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert tokenizer.eos_token_id == 0
+    tokenizer.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "tokenizer.json").read_text())
+    if kind == "bytes":
+        assert len(tokenizer) == 257
+    again = make_tokenizer(str(tmp_path), [])
+    assert again(texts[0])["input_ids"] == tokenizer(texts[0])["input_ids"]
+
+
+def test_the_standard_library_is_a_corpus():
+    names = [d.name for d in documents(["stdlib"])]
+    assert names == sorted(names)
+    assert "json/decoder.py" in names
+    assert not any("/test/" in f"/{name}" or "site-packages" in name for name in names)
+    assert 8e6 < manifest(["stdlib"])["bytes"] < 30e6
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda f: Language(text="nowhere/*.txt"), "no file, folder or glob that matches"),
+        (lambda f: Language(text=str(f / "empty")), "no text files in it"),
+        (lambda f: Language(text=str(f / "nothing.txt")), "no text in"),
+        (lambda f: Language(text=str(f / "latin.txt")), "is not UTF-8 text .* at byte 1"),
+        (
+            lambda f: Language(text=str(f / "tiny.txt")),
+            "fewer than one text of 256; give more text",
+        ),
+        (lambda f: Language(text=str(f / "tiny.txt"), tokenizer="bpe:10"), "at least 300"),
+        (lambda f: Language(text=str(f / "tiny.txt"), tokenizer="bpe:x"), "at least 300"),
+        (lambda f: Language(text=str(f / "tiny.txt"), tokenizer=str(f)), "allowed are bytes, bpe:"),
+        (lambda f: Language(text="datasets:x"), "needs the `datasets` package"),
+        (lambda f: Language(split="dev"), "split: got 'dev'"),
+        (lambda f: Language(length=1), "length: got 1"),
+    ],
+)
+def test_bad_text_is_named(make, message, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "nothing.txt").write_text("")
+    (tmp_path / "latin.txt").write_bytes(b"a\xe9b")
+    (tmp_path / "tiny.txt").write_text("tiny")
+    with pytest.raises(ValueError, match=message):
+        make(tmp_path)
+
+
+def test_recall_hits_are_ngrams_that_stood_earlier():
+    tokens = np.array([[1, 2, 3, 9, 1, 2, 3, 1, 2, 4]])
+    assert recall_hits(tokens, 2)[0].nonzero()[0].tolist() == [5, 6, 8]
+    assert recall_hits(tokens, 3)[0].nonzero()[0].tolist() == [6]
+    assert not recall_hits(tokens, 20).any()
+    with pytest.raises(ValueError, match="ngram: got 0"):
+        recall_hits(tokens, 0)

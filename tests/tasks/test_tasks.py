@@ -1,0 +1,187 @@
+"""Made-up tasks: the same example always, splits that never meet, and ground truth that is true."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from antiphase.tasks import IGNORED, TASKS, Role, as_tensors, task
+
+each = pytest.mark.parametrize("name", TASKS)
+FIELDS = ("tokens", "labels", "roles", "needle")
+
+
+def same(a, b):
+    return all(np.array_equal(getattr(a, f), getattr(b, f)) for f in FIELDS)
+
+
+@each
+@settings(deadline=None, max_examples=20)
+@given(numbers=st.lists(st.integers(0, 999), min_size=1, max_size=8), seed=st.integers(0, 3))
+def test_an_example_depends_on_its_number_alone(name, numbers, seed):
+    made = task(name)(seed=seed)
+    together = made.examples(numbers)
+    for row, number in enumerate(numbers):
+        alone = task(name)(seed=seed, size=2000).examples([number])
+        assert all(np.array_equal(getattr(together, f)[row], getattr(alone, f)[0]) for f in FIELDS)
+
+
+@each
+def test_seeds_and_splits_give_other_examples(name):
+    first = task(name)().examples(range(50))
+    for other in (task(name)(seed=1), task(name)(split="validation"), task(name)(split="test")):
+        assert not (other.examples(range(50)).tokens == first.tokens).all(1).any()
+
+
+@pytest.mark.parametrize("name", ["needle", "arithmetic"])
+def test_splits_never_share_a_text_even_where_texts_are_few(name):
+    few = {
+        "needle": {"length": 8, "keys": 2, "values": 3, "fillers": 2, "decoys": 1, "needles": 1},
+        "arithmetic": {"length": 16, "steps": 1, "others": 1, "variables": 3, "modulus": 2},
+    }[name]
+    found = {}
+    for split in ("train", "validation", "test"):
+        for seed in (0, 1):
+            tokens = task(name)(split=split, seed=seed, size=400, **few).examples(range(400)).tokens
+            found.setdefault(split, set()).update(map(bytes, tokens))
+    assert len(found["train"]) < 200  # the same texts come again and again
+    assert not found["train"] & found["validation"]
+    assert not found["train"] & found["test"]
+    assert not found["validation"] & found["test"]
+
+
+@each
+def test_ground_truth_is_true(name):
+    made = task(name)(size=200)
+    e = made.examples(range(200))
+    assert e.tokens.shape == (200, made.length)
+    assert e.tokens.max() < made.vocab_size
+    assert (e.roles[:, 0] == Role.SINK).all()
+    asked = e.labels != IGNORED
+    assert (asked == (e.roles == Role.TARGET)).all()
+    assert (e.labels[asked] == e.tokens[asked]).all()
+    assert asked.any(axis=1).all()
+    if name == "arithmetic":
+        return
+    refusal = getattr(made, "refusal", -1)
+    for row, column in zip(*np.nonzero(asked), strict=True):
+        if e.tokens[row, column] == refusal:
+            assert e.needle[row, column] == -1
+            continue
+        mine = (e.needle[row] == e.needle[row, column]) & (e.roles[row] == Role.ANSWER)
+        assert mine[:column].any()  # the answer stood earlier
+        assert (e.tokens[row][mine] == e.tokens[row, column]).all()
+
+
+def test_arithmetic_answers_are_computed_by_hand():
+    made = task("arithmetic")(length=80, steps=4, others=2, size=50)
+    for tokens in made.examples(range(50)).tokens:
+        words = [made.words[t] for t in tokens if t > 1]
+        values = {}
+        text = " ".join(words)
+        *statements, question = text.split(" ; ")
+        for statement in statements:
+            left, _, right = statement.partition(" = ")
+            parts = right.split(" + ")
+            values[left] = sum(values.get(p, int(p) if p.isdigit() else 0) for p in parts) % 10
+        _, variable, answer = question.split()
+        assert values[variable] == int(answer)
+
+
+def test_noise_depth_and_repeats_are_what_they_say():
+    made = task("needle")(length=201, needles=5, queried=2, noise=0.25, depth=0.5, size=40)
+    e = made.examples(range(40))
+    slots = made.options.slots
+    assert ((e.roles == Role.NOISE).sum(1) == 2 * round(0.25 * (slots - 5))).all()
+    key = np.argmax((e.roles == Role.KEY) & (e.needle == e.needle[:, -4:-3]), axis=1)
+    assert (np.abs(key / 201 - 0.5) < 0.02).all()  # the needle asked for first
+    again = task("needle")(length=64, needles=3, keys=8, repeats=4, size=40).examples(range(40))
+    assert ((again.roles == Role.TARGET).sum(1) == 3 * 4 + 1).all()
+    assert ((again.roles == Role.KEY).sum(1) == 3).all()
+    hard = task("needle")(decoys=0, noise=1.0, size=40)
+    keys = range(hard.key, hard.value)
+    e = hard.examples(range(40))
+    noise = e.roles == Role.NOISE
+    assert np.isin(e.tokens[noise][::2], keys).all()
+
+
+def test_absent_keys_are_absent():
+    made = task("unanswerable")(size=300, absent=0.4)
+    e = made.examples(range(300))
+    refused = e.tokens[:, -1] == made.refusal
+    assert 0.3 < refused.mean() < 0.5
+    for tokens, none in zip(e.tokens, refused, strict=True):
+        assert (tokens[-2] in tokens[:-2]) != none
+
+
+def test_an_order_turns_the_same_shots():
+    orders = [task("many_shot")(order=k, size=30).examples(range(30)) for k in range(3)]
+    for other in orders[1:]:
+        assert (np.sort(other.tokens, 1) == np.sort(orders[0].tokens, 1)).all()
+        assert (other.tokens[:, -3:] == orders[0].tokens[:, -3:]).all()  # the query stays
+        assert not (other.tokens == orders[0].tokens).all(1).any()
+
+
+@each
+def test_a_dataloader_makes_whole_batches(name):
+    made = task(name)(size=10)
+    batches = list(DataLoader(made, batch_size=4, collate_fn=as_tensors))
+    assert [len(b["input_ids"]) for b in batches] == [4, 4, 2]
+    assert torch.equal(batches[1]["input_ids"][1], made[5]["input_ids"])
+    with pytest.raises(IndexError, match="has 10 examples, asked for number 10"):
+        made[10]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("needle", {"noise": 1.5}, "noise: got 1.5, expected 0 to 1"),
+        ("needle", {"queried": 9}, "queried: got 9, expected 1 to needles=4"),
+        ("needle", {"needles": 40}, "needles: got 40 of keys=16"),
+        ("needle", {"length": 10}, "tokens have 3 slots, fewer than the 4 of needles=4"),
+        ("needle", {"depth": 0.5, "repeats": 1}, "depth: places the needle, and repeats scatter"),
+        ("needle", {"hay": 3}, "needle: has no option 'hay'; its options are length, keys"),
+        ("needle", {"split": "dev"}, "split: got 'dev', allowed are train, validation, test"),
+        ("needle", {"size": 0}, "size: got 0"),
+        ("recall", {"pairs": 40}, "expected 1 <= queries <= pairs <= keys"),
+        ("recall", {"length": 20}, "tokens leave 1 slots after 8 pairs"),
+        ("many_shot", {"classes": 1}, "classes: got 1, expected 2 to labels=16"),
+        ("many_shot", {"length": 12}, "hold 3 shots"),
+        ("unanswerable", {"absent": -1}, "absent: got -1"),
+        ("unanswerable", {"queried": 2}, "one question a text may have no answer"),
+        ("arithmetic", {"variables": 4}, "variables: 4 are fewer than the 9 statements"),
+        ("arithmetic", {"length": 30}, "length: 30 tokens are fewer than the 58"),
+        ("arithmetic", {"length": -4}, "length: got -4, expected 0 or more"),
+    ],
+)
+def test_options_that_cannot_be_say_what_to_change(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        task(name)(**options)
+
+
+def test_unknown_tasks_and_too_few_texts_are_refused():
+    with pytest.raises(ValueError, match="task: got 'hay', allowed are needle, recall"):
+        task("hay")
+    two = {
+        "length": 8,
+        "keys": 1,
+        "values": 2,
+        "fillers": 1,
+        "needles": 1,
+        "depth": 0.0,
+        "noise": 0,
+    }
+    made = [task("needle")(split=split, **two) for split in ("train", "validation", "test")]
+    refusals = []
+    for one in made:  # two texts cannot fill three splits
+        with contextlib.suppress(ValueError):
+            one.examples(range(5))
+            continue
+        refusals.append(one)
+    assert refusals
+    with pytest.raises(ValueError, match="leave too few different texts"):
+        refusals[0].examples(range(5))
