@@ -213,6 +213,106 @@ def generate(
     )
 
 
+@app.command()
+def task(
+    name: Annotated[
+        str, typer.Argument(help="needle, recall, many_shot, unanswerable, arithmetic")
+    ],
+    show: Annotated[int, typer.Option(help="how many examples to show")] = 3,
+    split: Annotated[str, typer.Option(help="train, validation or test")] = "train",
+    seed: Annotated[int, typer.Option(help="seed of the examples")] = 0,
+    setting: Annotated[
+        Optional[list[str]], typer.Option("--set", help="an option of the task, NAME=VALUE")
+    ] = None,
+) -> None:
+    """Look at examples of a task, in colours."""
+    from antiphase.tasks import task as find
+    from antiphase.tasks.show import coloured, legend
+    from antiphase.training.recipe import parse_setting
+
+    options = dict(parse_setting(text) for text in setting or [])
+    made = find(name)(split=split, size=max(show, 1), seed=seed, **options)
+    console.print(made.options)
+    for line in coloured(made, show):
+        console.print(line)
+    console.print(legend())
+
+
+@app.command()
+def train(
+    recipe: Annotated[
+        Optional[str], typer.Argument(help="a built-in recipe or a YAML file; see --list")
+    ] = None,
+    out: Annotated[
+        Optional[Path], typer.Option(help="folder of the run; default runs/RECIPE-ATTENTION-SEED")
+    ] = None,
+    resume: Annotated[
+        Optional[Path], typer.Option(help="go on with this run from its last whole checkpoint")
+    ] = None,
+    task: Annotated[Optional[str], typer.Option(help="task")] = None,
+    attention: Annotated[Optional[str], typer.Option(help="mechanism")] = None,
+    size: Annotated[Optional[str], typer.Option(help="preset of the model")] = None,
+    steps: Annotated[Optional[int], typer.Option(help="steps")] = None,
+    seed: Annotated[Optional[int], typer.Option(help="seed of weights and examples")] = None,
+    setting: Annotated[
+        Optional[list[str]], typer.Option("--set", help="any field of the recipe, NAME=VALUE")
+    ] = None,
+    force: Annotated[bool, typer.Option(help="overwrite an existing run")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="name the built-in recipes")] = False,
+) -> None:
+    """Train a model from a recipe, or go on with a run."""
+    from antiphase import training
+    from antiphase.training.recipe import apply_settings
+    from antiphase.training.trouble import TroubleError
+
+    if listing:
+        console.print("\n".join(training.built_in()))
+        return
+    try:
+        if resume is not None:
+            folder = training.resume(resume)
+        else:
+            if recipe is None and task is None:
+                _fail("give a recipe (see --list), or --task, or --resume RUN")
+            chosen = training.load_recipe(recipe) if recipe else training.Recipe()
+            given = {"task": task, "attention": attention, "size": size, "steps": steps}
+            given |= {"seed": seed}
+            chosen = chosen.changed(**{k: v for k, v in given.items() if v is not None})
+            chosen = apply_settings(chosen, setting or [])
+            name = (
+                f"{Path(recipe).stem if recipe else chosen.task}-{chosen.attention}-{chosen.seed}"
+            )
+            folder = training.train(chosen, out or Path("runs") / name, force=force)
+    except TroubleError as trouble:
+        _fail(str(trouble))
+    console.print(f"wrote {folder}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="folders of runs")],
+    plot: Annotated[Optional[Path], typer.Option(help="draw the curves here (PNG)")] = None,
+) -> None:
+    """Put runs side by side: parameters, scores with intervals over seeds, speed."""
+    from rich.table import Table
+
+    from antiphase.training.card import draw_curves
+    from antiphase.training.compare import compare as groups_of
+
+    groups = groups_of(runs)
+    names = [n for n in groups[0].scores if all(n in g.scores for g in groups)]
+    table = Table("run", "seeds", "parameters", *names)
+    for group in groups:
+        scores = [str(group.scores[name]) for name in names]
+        table.add_row(group.title, str(len(group.seeds)), f"{group.parameters:,}", *scores)
+    console.print(table)
+    if plot is not None:
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        if not draw_curves({folder.name: folder for folder in runs}, plot):
+            _fail("--plot: needs matplotlib; pip install 'antiphase[plots]'")
+        console.print(f"wrote {plot}")
+
+
 @app.command("import-weights")
 def import_weights(
     source: Annotated[Path, typer.Argument(help="folder of a DiffLlama, official or our model")],

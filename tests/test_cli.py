@@ -138,12 +138,14 @@ def test_show_a_preset_and_a_saved_model(tmp_path: Path):
     assert "sink" in invoke("show", str(folder), "--attention", "sink").output
 
 
-def test_show_says_why_a_mechanism_does_not_fit():
+def test_show_says_why_a_mechanism_does_not_fit(tmp_path: Path):
     result = invoke("show", "small", "--every", "--attention", "grouped")
     assert result.exit_code == 0, result.output
     odd = invoke("show", "nano", "--attention", "nonsense")
     assert "allowed are standard, diff_v1" in str(odd.exception)
     assert "presets are nano" in str(invoke("show", "nowhere").exception)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert "is a 'llama' model" in str(invoke("show", str(tmp_path)).exception)
     assert invoke("show", "nano", "--context", "0").exit_code == 2
     assert invoke("show", "nano", "--dtype", "int8").exit_code == 2
 

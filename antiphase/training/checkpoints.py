@@ -1,0 +1,92 @@
+"""Checkpoints that count: a manifest of checksums, written last, says that one is whole."""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+
+
+class NoSpaceError(OSError):
+    """There is no room for a checkpoint."""
+
+
+def seal(folder: Path) -> None:
+    """Write the checksums of all files, so that the checkpoint counts from now on."""
+    files = {p.name: _sha256(p) for p in sorted(folder.iterdir()) if p.is_file()}
+    files.pop(MANIFEST, None)
+    for name in files:
+        _flush(folder / name)
+    draft = folder / f"{MANIFEST}.draft"
+    draft.write_text(json.dumps(files, indent=1))
+    _flush(draft)
+    draft.rename(folder / MANIFEST)
+    _flush(folder)
+
+
+def fault(folder: Path) -> str | None:
+    """Say what is wrong with a checkpoint; None if it is whole."""
+    try:
+        files = json.loads((folder / MANIFEST).read_text())
+    except FileNotFoundError:
+        return "it was not finished (no manifest)"
+    except (OSError, ValueError):
+        return "its manifest cannot be read"
+    for name, checksum in files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if _sha256(path) != checksum:
+            return f"{name} is damaged (its checksum differs)"
+    return None
+
+
+def newest(folder: Path) -> tuple[Path | None, dict[str, str]]:
+    """Return the newest whole checkpoint of a run, and what is wrong with newer ones."""
+    faults: dict[str, str] = {}
+    for path in sorted(folder.glob("checkpoint-*"), key=_step, reverse=True):
+        wrong = fault(path)
+        if wrong is None:
+            return path, faults
+        faults[path.name] = wrong
+    return None, faults
+
+
+def discard(folder: Path, names: list[str]) -> None:
+    """Remove checkpoints that do not count."""
+    for name in names:
+        shutil.rmtree(folder / name)
+
+
+def require_space(folder: Path, wanted: int) -> None:
+    """Refuse to start writing what the disk cannot hold."""
+    free = shutil.disk_usage(folder).free
+    if free < wanted:
+        raise NoSpaceError(
+            f"{folder}: a checkpoint needs {wanted / 1e6:.0f} MB and {free / 1e6:.0f} MB are free; "
+            "make room and go on with --resume (the last checkpoint is kept)"
+        )
+
+
+def _step(path: Path) -> int:
+    number = path.name.rpartition("-")[2]
+    return int(number) if number.isdigit() else -1
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _flush(path: Path) -> None:
+    """Make sure that a file or folder is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,65 @@
+"""A line on the terminal that says where a run is, how fast it goes and when it ends."""
+
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from antiphase.training.recipe import Recipe
+from antiphase.training.watch import read_metrics
+
+
+class Progress(TrainerCallback):
+    """A bar with loss, accuracy and time left."""
+
+    def __init__(self, recipe: Recipe, folder: Path) -> None:
+        self.recipe, self.folder = recipe, folder
+        self.bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[now]}"),
+        )
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Show the bar, from where the run goes on."""
+        title = f"{self.recipe.task}, {self.recipe.attention}, seed {self.recipe.seed}"
+        self.bar.start()
+        self.line = self.bar.add_task(
+            title, total=self.recipe.steps, completed=state.global_step, now=""
+        )
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Move it on."""
+        self.bar.update(self.line, completed=state.global_step)
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Say the newest loss and score."""
+        latest: dict[str, Any] = {}
+        for line in read_metrics(self.folder)[-30:]:
+            latest |= line
+        words = [f"{name} {latest[key]:.3f}" for name, key in _SHOWN.items() if key in latest]
+        self.bar.update(self.line, now=", ".join(words))
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Leave the last line standing."""
+        self.bar.stop()
+
+
+_SHOWN = {
+    "loss": "loss",
+    "held-out loss": "held_out_loss",
+    "accuracy": "held_out_accuracy",
+    "tokens/s": "tokens_per_second",
+}

@@ -1,0 +1,124 @@
+"""The Hugging Face Trainer, with our optimiser groups, schedule, data order and whole checkpoints.
+
+Everything else (Accelerate, FSDP, DeepSpeed, torchrun, reporting) is the Trainer's own.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import Sampler, SequentialSampler
+from transformers import Trainer, TrainingArguments
+
+from antiphase.tasks.base import Examples, as_tensors
+from antiphase.training import checkpoints
+from antiphase.training.recipe import Recipe
+from antiphase.training.schedule import lr_share
+from antiphase.training.trouble import TroubleError, first_layer_not_finite
+
+_ANALYSIS = ("roles", "needle")  # ground truth that a model does not see
+
+
+def collate(batch: Examples) -> dict[str, Tensor]:
+    """Return a batch as a model takes it."""
+    tensors = as_tensors(batch)
+    return {name: t for name, t in tensors.items() if name not in _ANALYSIS}
+
+
+def arguments(recipe: Recipe, folder: Path, processes: int) -> TrainingArguments:
+    """Return the Trainer's arguments for a recipe."""
+    share = recipe.batch_size // recipe.accumulate
+    if share % processes:
+        raise ValueError(
+            f"batch_size: {share} texts at a time cannot be shared by {processes} processes; "
+            "change batch_size or accumulate"
+        )
+    return TrainingArguments(
+        output_dir=str(folder / "checkpoints"),
+        max_steps=recipe.steps,
+        per_device_train_batch_size=share // processes,
+        gradient_accumulation_steps=recipe.accumulate,
+        learning_rate=recipe.lr,
+        adam_beta1=recipe.beta1,
+        adam_beta2=recipe.beta2,
+        weight_decay=recipe.weight_decay,
+        max_grad_norm=recipe.clip,
+        bf16=recipe.precision == "bf16",
+        torch_compile=recipe.compile,
+        gradient_checkpointing=recipe.checkpointing,
+        logging_steps=recipe.log_every,
+        logging_nan_inf_filter=False,
+        save_steps=recipe.checkpoint_every,
+        save_total_limit=recipe.keep,
+        seed=recipe.seed,
+        use_cpu=not torch.cuda.is_available(),
+        dataloader_pin_memory=torch.cuda.is_available(),
+        remove_unused_columns=False,
+        average_tokens_across_devices=True,
+        report_to="none",
+        disable_tqdm=True,
+        log_level="error",
+    )
+
+
+class RunTrainer(Trainer):
+    """A Trainer that follows a recipe."""
+
+    lr_scheduler: LambdaLR | None
+
+    def __init__(self, recipe: Recipe, **kwargs: Any) -> None:
+        self.recipe = recipe
+        super().__init__(**kwargs, data_collator=collate)
+        self.can_return_loss = True
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
+        """Take examples in the order of their numbers: the dataset itself is the shuffle."""
+        return SequentialSampler(self.train_dataset)
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Return the parameters that decay, as the model says."""
+        decayed = {id(p) for p in self.model.parameter_groups(1.0)[0]["params"]}
+        return [name for name, p in model.named_parameters() if id(p) in decayed]
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
+        """Return the recipe's schedule."""
+        if self.lr_scheduler is None:
+            self.lr_scheduler = LambdaLR(
+                optimizer or self.optimizer, lambda step: lr_share(step, self.recipe)
+            )
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any) -> Tensor:
+        """Do one part of a step; a loss that is not finite is trouble."""
+        loss = super().training_step(model, inputs, *args)
+        if not torch.isfinite(loss):
+            layer = first_layer_not_finite(self.model, self._prepare_inputs(inputs))
+            self.trouble(
+                TroubleError(f"the loss is {loss.item()}", self.state.global_step + 1, layer)
+            )
+        return loss
+
+    def trouble(self, trouble: TroubleError) -> None:
+        """Stop with what, where and on which examples; or drop this step's gradients."""
+        trouble = trouble.on(self.examples_of(trouble.step))
+        if self.recipe.on_trouble == "stop":
+            raise trouble
+        self.model.zero_grad(set_to_none=True)
+        self.log({"skipped": 1.0, "why": str(trouble)})
+
+    def examples_of(self, step: int) -> range:
+        """Return the numbers of a step's examples; steps count from 1."""
+        return range((step - 1) * self.recipe.batch_size, step * self.recipe.batch_size)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        root = Path(self.args.output_dir)
+        root.mkdir(parents=True, exist_ok=True)
+        # weights, two moments, and a little for the rest
+        numbers = sum(p.numel() for p in self.model.parameters())
+        checkpoints.require_space(root, int(numbers * 4 * 3 * 1.1) + (1 << 20))
+        super()._save_checkpoint(model, trial)
+        if self.args.should_save:
+            checkpoints.seal(root / f"checkpoint-{self.state.global_step}")

@@ -1,0 +1,60 @@
+"""When training goes wrong: what happened, at which step, on which examples, in which layer."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass
+class TroubleError(Exception):
+    """A loss that is not finite, or a spike of the gradient."""
+
+    what: str
+    step: int
+    layer: str
+    examples: range = range(0)
+
+    def on(self, examples: range) -> "TroubleError":
+        """Return the same trouble with the examples named."""
+        return dataclasses.replace(self, examples=examples)
+
+    def __str__(self) -> str:
+        first, last = self.examples.start, self.examples.stop - 1
+        return (
+            f"step {self.step}: {self.what}, first in {self.layer}, on examples {first} to {last}; "
+            "lower lr, raise warmup, or set on_trouble=skip"
+        )
+
+
+def first_layer_not_finite(model: nn.Module, inputs: dict[str, Tensor]) -> str:
+    """Return the first module whose output is not finite, or the first such parameter."""
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            return f"{name} (a parameter)"
+    found: list[str] = []
+
+    def watch(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            first = output[0] if isinstance(output, tuple) else output
+            if isinstance(first, Tensor) and not torch.isfinite(first).all():
+                found.append(name)
+
+        return hook
+
+    hooks = [m.register_forward_hook(watch(n)) for n, m in model.named_modules() if n]
+    try:
+        with torch.no_grad():
+            model(**inputs, use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found[0] if found else "the loss"
+
+
+def steepest_layer(model: nn.Module) -> str:
+    """Return the parameter with the largest gradient."""
+    norms = {n: float(p.grad.norm()) for n, p in model.named_parameters() if p.grad is not None}
+    return max(norms, key=lambda name: norms[name])

@@ -1,0 +1,39 @@
+"""A run of seconds."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from antiphase.training import Recipe
+from antiphase.training.watch import TIMED, read_metrics
+
+SMALL = Recipe(
+    model={"hidden_size": 32, "num_hidden_layers": 1},
+    task_options={"length": 16, "needles": 2, "keys": 4, "values": 4},
+    steps=30,
+    batch_size=8,
+    log_every=5,
+    evaluate_every=10,
+    evaluate_examples=16,
+    checkpoint_every=10,
+    threads=1,
+    warmup=2,
+)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model" / "model.safetensors")
+
+
+def untimed(folder: Path) -> list[dict]:
+    return [{k: v for k, v in line.items() if k not in TIMED} for line in read_metrics(folder)]
+
+
+def assert_same_end(a: Path, b: Path) -> None:
+    """Weights bit by bit, and every metric that is not a time."""
+    one, two = weights(a), weights(b)
+    assert one.keys() == two.keys()
+    for name in one:
+        assert torch.equal(one[name], two[name]), name
+    assert untimed(a) == untimed(b)

@@ -1,0 +1,91 @@
+"""Recipes: fields that are checked, settings from the command line, schedules."""
+
+import itertools
+
+import pytest
+
+from antiphase.models import preset
+from antiphase.training.recipe import Recipe, apply_settings, built_in, load_recipe
+from antiphase.training.schedule import lr_share
+
+
+def test_built_in_recipes_load_and_name_real_things():
+    assert built_in() == [
+        "language-micro",
+        "language-mini",
+        "needle-nano",
+        "paper-1.4b",
+        "paper-2.8b",
+    ]
+    for name in built_in():
+        recipe = load_recipe(name)
+        preset(recipe.size, recipe.attention)
+
+
+def test_a_recipe_survives_its_file(tmp_path):
+    recipe = load_recipe("needle-nano").changed(seed=7, attention_options={"lam": 0.5})
+    recipe.save(tmp_path / "recipe.yaml")
+    assert load_recipe(str(tmp_path / "recipe.yaml")) == recipe
+    assert recipe.digest() == load_recipe(str(tmp_path / "recipe.yaml")).digest()
+    assert recipe.digest() != recipe.changed(lr=2e-3).digest()
+
+
+def test_any_field_can_be_set():
+    recipe = apply_settings(
+        Recipe(), ["lr=2e-3", "task_options.noise=0.7", "compile=true", "snapshots=[1, 5]"]
+    )
+    assert (recipe.lr, recipe.compile, recipe.snapshots) == (2e-3, True, [1, 5])
+    assert recipe.task_options == {"noise": 0.7}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["speed=3"], "recipe: has no field 'speed'; its fields are size, attention"),
+        (["lr"], "--set: got 'lr', expected NAME=VALUE"),
+        (["lr.x=1"], "'lr' has no inner fields"),
+        (["lr=fast"], "lr: got 'fast', expected a number"),
+        (["lr=0"], "expected lr above 0"),
+        (["compile=maybe"], "compile: got 'maybe', expected true or false"),
+        (["steps=0"], "steps: got 0, expected a whole number of at least 1"),
+        (["steps=1.5"], "steps: got 1.5, expected a whole number"),
+        (["schedule=step"], "schedule: got 'step', allowed are cosine, linear, wsd, constant"),
+        (["precision=fp8"], "precision: got 'fp8', allowed are fp32, bf16"),
+        (["accumulate=3"], "3 parts do not divide batch_size 32"),
+        (["log_every=30"], "checkpoint_every: 100 is no multiple of log_every 30"),
+    ],
+)
+def test_bad_settings_say_what_is_allowed(settings, message):
+    with pytest.raises(ValueError, match=message):
+        apply_settings(Recipe(), settings)
+
+
+def test_broken_recipe_files_are_named(tmp_path):
+    with pytest.raises(ValueError, match="'nope' is no file and no built-in; those are language"):
+        load_recipe("nope")
+    file = tmp_path / "r.yaml"
+    for text, message in {
+        "a: [": "is not YAML",
+        "- 1": "expected fields and their values, got list",
+        "speed: 3": "has no field 'speed'",
+        "lr: -1": "expected lr above 0",
+    }.items():
+        file.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            load_recipe(str(file))
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd", "constant"])
+def test_schedules_rise_hold_and_fall(schedule):
+    recipe = Recipe(steps=1000, warmup=100, schedule=schedule, final_lr=0.1, decay=0.25)
+    shares = [lr_share(step, recipe) for step in range(1001)]
+    assert shares[0] == pytest.approx(0.01, abs=0.005)
+    assert max(shares) == pytest.approx(1.0, abs=0.01)
+    assert all(b >= a for a, b in itertools.pairwise(shares[:101]))
+    assert all(b <= a + 1e-12 for a, b in itertools.pairwise(shares[100:]))
+    assert shares[1000] == pytest.approx(1.0 if schedule == "constant" else 0.1)
+    if schedule == "wsd":
+        assert shares[700] == 1.0
+    assert lr_share(50, Recipe(steps=1000, warmup=0.1)) == lr_share(
+        50, Recipe(steps=1000, warmup=100)
+    )
