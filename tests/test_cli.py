@@ -190,3 +190,42 @@ def test_bench_of_models_compares_equal_parameters(tmp_path: Path):
     assert invoke("bench", "model", "--dtype", "fp8").exit_code == 2
     assert invoke("bench", "model", "--rounds", "0").exit_code == 2
     assert invoke("bench", "model", "--race", "sleeping").exit_code == 2
+
+
+TINY = ["--set", "model={hidden_size: 32, num_hidden_layers: 1}", "--set", "batch_size=8"]
+TINY += ["--set", "task_options={length: 16, needles: 2, keys: 4}", "--set", "evaluate_every=10"]
+
+
+def test_train_compare_and_go_on(tmp_path: Path):
+    folders = []
+    for attention, seed in (("standard", "0"), ("standard", "1"), ("diff_v1", "0")):
+        folder = tmp_path / f"{attention}-{seed}"
+        made = invoke(
+            *("train", "--task", "needle", "--attention", attention, "--seed", seed),
+            *("--steps", "20", "--out", str(folder), *TINY),
+        )
+        assert made.exit_code == 0, made.output
+        folders.append(str(folder))
+    assert "wrote" in invoke("train", "--resume", folders[0]).output
+    again = invoke("train", "--task", "needle", "--out", folders[0], *TINY)
+    assert "overwrite with --force" in str(again.exception)
+    picture = tmp_path / "curves.png"
+    result = invoke("compare", *folders, "--plot", str(picture))
+    assert result.exit_code == 0, result.output
+    assert "±" in result.output  # two seeds of standard
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "is no run" in str(invoke("compare", str(tmp_path)).exception)
+
+
+def test_train_says_what_is_missing():
+    assert "needle-nano" in invoke("train", "--list").output
+    assert invoke("train").exit_code == 2
+    assert "no built-in" in str(invoke("train", "nonsense").exception)
+
+
+def test_task_shows_examples():
+    result = invoke("task", "needle", "--show", "2", "--set", "needles=2", "--set", "noise=0.9")
+    assert result.exit_code == 0, result.output
+    assert result.output.count("<bos>") == 2
+    assert "haystack" in result.output
+    assert "allowed are needle" in str(invoke("task", "hay").exception)

@@ -57,15 +57,15 @@ def model_config(recipe: Recipe, data: Task | Language) -> AntiphaseConfig:
 
 def train(recipe: Recipe, folder: Path, *, force: bool = False, quiet: bool = False) -> Path:
     """Train from the start into a new folder; overwrite an existing run only with `force`."""
-    if folder.exists() and any(folder.iterdir()):
-        if not force:
-            raise ValueError(
-                f"{folder}: holds something already; go on with --resume, or overwrite with --force"
-            )
-        if _first_process():
+    if _first_process():  # the others of a distributed run come later than its first file
+        if folder.exists() and any(folder.iterdir()):
+            if not force:
+                raise ValueError(
+                    f"{folder}: holds something already; go on with --resume, or overwrite with "
+                    "--force"
+                )
             shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    if _first_process():
+        folder.mkdir(parents=True, exist_ok=True)
         recipe.save(folder / RECIPE)
         (folder / "environment.json").write_text(json.dumps(environment(), indent=1))
     return _go(recipe, folder, None, quiet)
@@ -101,6 +101,8 @@ def environment() -> dict[str, Any]:
 
 
 def _go(recipe: Recipe, folder: Path, checkpoint: Path | None, quiet: bool) -> Path:
+    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true"):
+        _refuse_fsdp_on_cpu()
     guard_bf16()
     disable_progress_bar()  # there is one of ours
     if recipe.threads is not None:
@@ -160,6 +162,14 @@ def _same_vocabulary(checkpoint: Path, config: AntiphaseConfig) -> None:
         raise ValueError(
             f"{checkpoint}: was trained with a vocabulary of {saved.vocab_size}, the task now has "
             f"{config.vocab_size}; the text or its tokenizer has changed since"
+        )
+
+
+def _refuse_fsdp_on_cpu() -> None:
+    if not torch.accelerator.is_available():
+        raise ValueError(
+            "FSDP: the Trainer shards over accelerators only and would quietly run plain data "
+            "parallel on CPUs; leave FSDP out, or shard the model itself with fully_shard"
         )
 
 

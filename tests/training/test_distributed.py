@@ -1,0 +1,64 @@
+"""More than one process: the same curve as one, and models sharded over CPUs."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from antiphase.training import train
+from antiphase.training.watch import read_metrics
+from tests.training.small import SMALL
+
+SHARDED = Path(__file__).with_name("sharded.py")
+
+
+def launch(*arguments: str) -> subprocess.CompletedProcess:
+    """Run a module or script in two processes."""
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("attention", ["diff_v1", "diff_v2"])
+def test_two_processes_give_the_curve_of_one(attention, tmp_path):
+    recipe = SMALL.changed(attention=attention, steps=20)
+    recipe.save(tmp_path / "recipe.yaml")
+    one = train(recipe, tmp_path / "one", quiet=True)
+    two = tmp_path / "two"
+    done = launch("-m", "antiphase", "train", str(tmp_path / "recipe.yaml"), "--out", str(two))
+    assert done.returncode == 0, done.stderr[-2000:]
+    curves = [[line["loss"] for line in read_metrics(f) if "loss" in line] for f in (one, two)]
+    assert curves[0] == pytest.approx(curves[1], rel=1e-4)
+    scores = [read_metrics(f)[-2:] for f in (one, two)]
+    assert [s["step"] for s in scores[0]] == [s["step"] for s in scores[1]]
+
+
+def test_fsdp_on_cpus_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="FSDP: the Trainer shards over accelerators only"):
+        train(SMALL, tmp_path / "r", quiet=True)
+
+
+@pytest.mark.parametrize("attention", ["diff_v1", "diff_v2"])
+def test_a_model_sharded_by_two_trains_and_loads_in_one(attention, tmp_path):
+    done = launch(str(SHARDED), attention, str(tmp_path))
+    assert done.returncode == 0, done.stderr[-2000:]
+    alone = subprocess.run(
+        [sys.executable, str(SHARDED), attention, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert alone.returncode == 0, alone.stderr[-2000:]
+    sharded, whole = torch.load(tmp_path / "two.pt"), torch.load(tmp_path / "one.pt")
+    assert sharded["losses"] == pytest.approx(whole["losses"], rel=1e-5)
+    assert sharded["losses"][-1] < sharded["losses"][0]
+    assert whole["loaded"] == pytest.approx(sharded["last"], rel=1e-5)
