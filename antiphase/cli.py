@@ -158,6 +158,33 @@ def bench_model(
         console.print(f"wrote {json_file}")
 
 
+@bench.command("training")
+def bench_training(
+    recipe: Annotated[str, typer.Argument(help="a built-in recipe or a YAML file")] = "needle-nano",
+    steps: Annotated[int, typer.Option(help="steps that are timed")] = 20,
+    rounds: Annotated[int, typer.Option(help="rounds that count")] = 5,
+    setting: Annotated[
+        Optional[list[str]], typer.Option("--set", help="any field of the recipe, NAME=VALUE")
+    ] = None,
+) -> None:
+    """What a run costs beside a bare loop over the same batches."""
+    from antiphase.benchmarks import training as race
+    from antiphase.ops.fused_cpu.cpu import guard_bf16
+    from antiphase.training.recipe import apply_settings, load_recipe
+
+    if steps < 1 or rounds < 1:
+        _fail(f"--steps {steps}, --rounds {rounds}: expected at least 1")
+    guard_bf16()
+    chosen = apply_settings(load_recipe(recipe), setting or [])
+    with console.status("measuring"):
+        cost = race.run(chosen, steps, rounds, lambda: None)
+    for name, rate in cost.tokens_per_second.items():
+        console.print(f"{name}: {rate:,.0f} tokens/s")
+    for name, r in {"wall": cost.wall, "CPU": cost.cpu}.items():
+        console.print(f"run / bare loop, {name}: {r.median:.3f} ({r.low:.3f}-{r.high:.3f})")
+    console.print(f"making the batches / bare loop, CPU: {cost.batches.median:.3f}")
+
+
 @app.command()
 def show(
     target: Annotated[str, typer.Argument(help="a preset, or the folder of a saved model")],

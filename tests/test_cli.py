@@ -229,3 +229,10 @@ def test_task_shows_examples():
     assert result.output.count("<bos>") == 2
     assert "haystack" in result.output
     assert "allowed are needle" in str(invoke("task", "hay").exception)
+
+
+def test_bench_of_training_compares_the_same_steps():
+    result = invoke("bench", "training", "--steps", "2", "--rounds", "1", *TINY)
+    assert result.exit_code == 0, result.output
+    assert "run / bare loop, wall" in result.output
+    assert invoke("bench", "training", "--steps", "0").exit_code == 2
