@@ -37,7 +37,9 @@ def test_a_room_imports_nothing_above_it(room, below):
                 assert re.match(rf"\s*(from|import) antiphase\.({below})\b", line), (path, line)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/attention.md", "docs/models.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/attention.md", "docs/models.md", "docs/training.md"]
+)
 def test_the_code_of_a_page_runs(page):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert blocks
