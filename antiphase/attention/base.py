@@ -5,13 +5,14 @@ o = mix(heads)          [B, h, Tq, dv], an op of `antiphase.ops`
 out = merge(o, heads)   norm or gate where there is one, then W_O
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from antiphase.attention.heads import Cache, Heads, Rotary
+from antiphase.attention.heads import Cache, Heads, Inputs, Rotary
 from antiphase.ops import rotary_table, rotate
 
 
@@ -20,7 +21,7 @@ class NoOptions:
     """A mechanism without options."""
 
 
-class Attention(nn.Module):
+class Attention(nn.Module, ABC):
     """Base of all mechanisms: `layer(x, causal=..., context=None, mask=None)` on [B, T, D].
 
     `num_heads` and `num_kv_heads` are those of the standard layer that the mechanism stands in for;
@@ -62,28 +63,21 @@ class Attention(nn.Module):
                 "wants even widths; change head_dim or leave rope_theta out"
             )
 
+    @abstractmethod
     def build(self) -> None:
         """Make the layer's parameters."""
-        raise NotImplementedError
 
-    def project(
-        self,
-        x: Tensor,
-        context: Tensor,
-        rotary: Rotary,
-        key_rotary: Rotary,
-        cache: Cache | None,
-    ) -> Heads:
-        """Return what the tokens `x` ask and what `context` (x itself, or another text) holds."""
-        raise NotImplementedError
+    @abstractmethod
+    def project(self, inputs: Inputs) -> Heads:
+        """Return queries, keys and values by head; keys and values go into the cache."""
 
+    @abstractmethod
     def mix(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
         """Return each head's output [B, h, Tq, dv]: the difference of the maps, times V."""
-        raise NotImplementedError
 
+    @abstractmethod
     def maps(self, heads: Heads, *, causal: bool, mask: Tensor | None) -> dict[str, Tensor]:
         """Return the maps [B, h, Tq, Tk] by name; `difference` is the one that meets V."""
-        raise NotImplementedError
 
     def merge(self, o: Tensor, heads: Heads) -> Tensor:
         """Return the heads' outputs, put together: [B, Tq, D]."""
@@ -95,14 +89,14 @@ class Attention(nn.Module):
         return (self.head_dim,)
 
     @property
+    @abstractmethod
     def cache_numbers(self) -> int:
         """Return how many numbers the cache keeps for each token."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def head_counts(self) -> dict[str, int]:
         """Return the heads that this mechanism derived from the baseline's."""
-        raise NotImplementedError
 
     def forward(
         self,
@@ -129,7 +123,7 @@ class Attention(nn.Module):
             rotary = self._own_rotary(x, context, cache)
         key_rotary = rotary if context_rotary is None else context_rotary
         context = x if context is None else context
-        heads = self.project(x, context, rotary, key_rotary, cache)
+        heads = self.project(Inputs(x, context, rotary, key_rotary, cache))
         mask = None if mask is None else _four_dimensions(mask, len(x), heads.k.shape[2])
         out = self.merge(self.mix(heads, causal=causal, mask=mask, backend=backend), heads)
         if return_maps:

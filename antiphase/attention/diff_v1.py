@@ -5,10 +5,9 @@ head i are the adjacent query heads 2i and 2i + 1; both read the key pair of gro
 pair's two keys are cached side by side as one head of width 2d, beside V's 2d.
 """
 
-from torch import Tensor
 
 from antiphase.attention.base import remember, split_heads
-from antiphase.attention.heads import Cache, Heads, Rotary
+from antiphase.attention.heads import Heads, Inputs
 from antiphase.attention.paired import Paired, TwoMaps
 
 
@@ -25,20 +24,14 @@ class DiffV1(Paired, TwoMaps):
         self.v_proj = self.linear(self.hidden_size, 2 * self.h_kv * d)
         self.build_output(self.h, 2 * d)
 
-    def project(
-        self,
-        x: Tensor,
-        context: Tensor,
-        rotary: Rotary,
-        key_rotary: Rotary,
-        cache: Cache | None,
-    ) -> Heads:
+    def project(self, inputs: Inputs) -> Heads:
+        x, context = inputs.x, inputs.context
         d = self.head_dim
-        q = split_heads(self.q_proj(x), d, rotary).transpose(1, 2)  # [B, 2h, T, d]
-        k = split_heads(self.k_proj(context), d, key_rotary).flatten(2)
+        q = split_heads(self.q_proj(x), d, inputs.rotary).transpose(1, 2)  # [B, 2h, T, d]
+        k = split_heads(self.k_proj(context), d, inputs.key_rotary).flatten(2)
         k = split_heads(k, 2 * d).transpose(1, 2)  # [B, h_kv, T, 2d]: a pair side by side
         v = split_heads(self.v_proj(context), 2 * d).transpose(1, 2)
-        k, v = remember(cache, k, v)
+        k, v = remember(inputs.cache, k, v)
         q1, q2 = q.unflatten(1, (self.h, 2)).unbind(2)
         k1, k2 = k.split(d, dim=-1)
         return Heads(x, q1, k1, v, q2, k2, lam=self.lam(x))

@@ -6,10 +6,9 @@ Keys and values, and so the cache, are the baseline's.
 """
 
 import torch
-from torch import Tensor
 
 from antiphase.attention.base import remember, split_heads
-from antiphase.attention.heads import Cache, Heads, Rotary
+from antiphase.attention.heads import Heads, Inputs
 from antiphase.attention.paired import TwoMaps
 from antiphase.ops import statistics_dtype
 
@@ -27,19 +26,13 @@ class DiffV2(TwoMaps):
         self.lambda_proj = self.linear(self.hidden_size, h, bias=False)
         self.o_proj = self.linear(h * d, self.hidden_size)
 
-    def project(
-        self,
-        x: Tensor,
-        context: Tensor,
-        rotary: Rotary,
-        key_rotary: Rotary,
-        cache: Cache | None,
-    ) -> Heads:
+    def project(self, inputs: Inputs) -> Heads:
+        x, context = inputs.x, inputs.context
         d = self.head_dim
-        q = split_heads(self.q_proj(x), d, rotary).transpose(1, 2)  # [B, 2h, T, d]
-        k = split_heads(self.k_proj(context), d, key_rotary).transpose(1, 2)
+        q = split_heads(self.q_proj(x), d, inputs.rotary).transpose(1, 2)  # [B, 2h, T, d]
+        k = split_heads(self.k_proj(context), d, inputs.key_rotary).transpose(1, 2)
         v = split_heads(self.v_proj(context), d).transpose(1, 2)
-        k, v = remember(cache, k, v)
+        k, v = remember(inputs.cache, k, v)
         q1, q2 = q.unflatten(1, (self.num_heads, 2)).unbind(2)
         lam = self.lambda_proj(x).to(statistics_dtype(x.dtype))
         lam = torch.sigmoid(lam).mT[..., None]  # [B, h, T, 1]

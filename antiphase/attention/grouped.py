@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor, cat
 
 from antiphase.attention.base import remember, split_heads
-from antiphase.attention.heads import Cache, Heads, Rotary
+from antiphase.attention.heads import Heads, Inputs
 from antiphase.attention.paired import Paired, TwoMaps
 from antiphase.attention.parts import NoiseOptions
 
@@ -56,19 +56,13 @@ class Grouped(Paired, TwoMaps):
         self.v_proj = self.linear(self.hidden_size, self.h_kv * self.value_width)
         self.build_output(self.h, self.value_width)
 
-    def project(
-        self,
-        x: Tensor,
-        context: Tensor,
-        rotary: Rotary,
-        key_rotary: Rotary,
-        cache: Cache | None,
-    ) -> Heads:
+    def project(self, inputs: Inputs) -> Heads:
+        x, context = inputs.x, inputs.context
         d = self.head_dim
-        q, q2 = self._by_kind(split_heads(self.q_proj(x), d, rotary))
-        k, k2 = self._by_kind(split_heads(self.k_proj(context), d, key_rotary))
+        q, q2 = self._by_kind(split_heads(self.q_proj(x), d, inputs.rotary))
+        k, k2 = self._by_kind(split_heads(self.k_proj(context), d, inputs.key_rotary))
         v = split_heads(self.v_proj(context), self.value_width).transpose(1, 2)
-        both, v = remember(cache, cat([k, k2], dim=1), v)
+        both, v = remember(inputs.cache, cat([k, k2], dim=1), v)
         k, k2 = both.split([self.h_kv, self.h_kv_n], dim=1)
         return Heads(x, q, k, v, q2, k2, lam=self.lam(x))
 

@@ -23,6 +23,17 @@ class Cache(Protocol):
 
 
 @dataclass
+class Inputs:
+    """What a layer is given: who asks, what there is to find, positions and the past."""
+
+    x: Tensor  # [B, Tq, D]
+    context: Tensor  # [B, Tk, D]: x itself, or another text
+    rotary: Rotary  # of the queries
+    key_rotary: Rotary
+    cache: Cache | None
+
+
+@dataclass
 class Heads:
     """Queries, keys and values by head. `q2`, `k2` belong to the noise, `lam` weighs it."""
 

@@ -5,10 +5,10 @@ A2 = softmax(Q2 K2^T / sqrt(r)),  r << d
 
 from dataclasses import dataclass
 
-from torch import Tensor, cat
+from torch import cat
 
 from antiphase.attention.base import remember, split_heads
-from antiphase.attention.heads import Cache, Heads, Rotary
+from antiphase.attention.heads import Heads, Inputs
 from antiphase.attention.paired import Paired, TwoMaps
 from antiphase.attention.parts import NoiseOptions
 
@@ -38,21 +38,15 @@ class LowDimNoise(Paired, TwoMaps):
         self.noise_k_proj = self.linear(self.hidden_size, self.h_kv * r)
         self.build_output(self.h, 2 * self.head_dim)
 
-    def project(
-        self,
-        x: Tensor,
-        context: Tensor,
-        rotary: Rotary,
-        key_rotary: Rotary,
-        cache: Cache | None,
-    ) -> Heads:
+    def project(self, inputs: Inputs) -> Heads:
+        x, context = inputs.x, inputs.context
         d, r = self.head_dim, self.options.rank
-        q = split_heads(self.q_proj(x), d, rotary).transpose(1, 2)
-        q2 = split_heads(self.noise_q_proj(x), r, rotary).transpose(1, 2)
-        k = split_heads(self.k_proj(context), d, key_rotary)
-        k2 = split_heads(self.noise_k_proj(context), r, key_rotary)
+        q = split_heads(self.q_proj(x), d, inputs.rotary).transpose(1, 2)
+        q2 = split_heads(self.noise_q_proj(x), r, inputs.rotary).transpose(1, 2)
+        k = split_heads(self.k_proj(context), d, inputs.key_rotary)
+        k2 = split_heads(self.noise_k_proj(context), r, inputs.key_rotary)
         v = split_heads(self.v_proj(context), 2 * d).transpose(1, 2)
-        both, v = remember(cache, cat([k, k2], dim=-1).transpose(1, 2), v)
+        both, v = remember(inputs.cache, cat([k, k2], dim=-1).transpose(1, 2), v)
         k, k2 = both.split([d, r], dim=-1)
         return Heads(x, q, k, v, q2, k2, lam=self.lam(x))
 

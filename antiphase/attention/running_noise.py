@@ -1,11 +1,12 @@
 """Noise without a second T x T map: cumulative in training, a constant state in decoding."""
 
+from abc import abstractmethod
 from typing import Any
 
 from torch import Tensor
 
 from antiphase.attention.base import key_padding, remember, split_heads
-from antiphase.attention.heads import Cache, Heads, Rotary
+from antiphase.attention.heads import Heads, Inputs
 from antiphase.attention.paired import Paired
 from antiphase.ops import attention, attention_map, repeat_heads
 
@@ -16,34 +17,28 @@ class RunningNoise(Paired):
     static_cache = False
     running_state = True
 
-    def project(
-        self,
-        x: Tensor,
-        context: Tensor,
-        rotary: Rotary,
-        key_rotary: Rotary,
-        cache: Cache | None,
-    ) -> Heads:
+    def project(self, inputs: Inputs) -> Heads:
+        x, context = inputs.x, inputs.context
         d = self.head_dim
-        q = split_heads(self.q_proj(x), d, rotary).transpose(1, 2)
-        k = split_heads(self.k_proj(context), d, key_rotary).transpose(1, 2)
+        q = split_heads(self.q_proj(x), d, inputs.rotary).transpose(1, 2)
+        k = split_heads(self.k_proj(context), d, inputs.key_rotary).transpose(1, 2)
         v = split_heads(self.v_proj(context), 2 * d).transpose(1, 2)
         new = k.shape[2]
-        k, v = remember(cache, k, v)
+        k, v = remember(inputs.cache, k, v)
         q2, k2 = self.features(x, context)
-        return Heads(x, q, k, v, q2, k2, lam=self.lam(x), new=new, cache=cache)
+        return Heads(x, q, k, v, q2, k2, lam=self.lam(x), new=new, cache=inputs.cache)
 
+    @abstractmethod
     def features(self, x: Tensor, context: Tensor) -> tuple[Tensor | None, Tensor]:
         """Return what the noise needs of the new queries and of the new keys."""
-        raise NotImplementedError
 
+    @abstractmethod
     def noise(self, heads: Heads, **visible: Any) -> tuple[Tensor, Tensor]:
         """Return A2 V [B, h, Tq, 2d] and the state after the last key."""
-        raise NotImplementedError
 
+    @abstractmethod
     def noise_map(self, heads: Heads, **visible: Any) -> Tensor:
         """Return A2 [B, h, Tq, Tk]."""
-        raise NotImplementedError
 
     def mix(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
         keys = key_padding(mask, self.name)

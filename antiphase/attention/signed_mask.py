@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from antiphase.attention.base import remember, split_heads
-from antiphase.attention.heads import Cache, Heads, Rotary
+from antiphase.attention.heads import Heads, Inputs
 from antiphase.attention.parts import Float32Parameters
 from antiphase.attention.standard import OneMap
 from antiphase.ops import attention_map, repeat_heads, statistics_dtype
@@ -52,21 +52,15 @@ class SignedMask(OneMap):
         self.sign_k_proj = self.linear(self.hidden_size, self.num_kv_heads * r, bias=False)
         self.sign_offset = SignOffset(self.num_heads)
 
-    def project(
-        self,
-        x: Tensor,
-        context: Tensor,
-        rotary: Rotary,
-        key_rotary: Rotary,
-        cache: Cache | None,
-    ) -> Heads:
+    def project(self, inputs: Inputs) -> Heads:
+        x, context = inputs.x, inputs.context
         d, r = self.head_dim, self.options.rank
-        q = split_heads(self.q_proj(x), d, rotary).transpose(1, 2)
-        k = split_heads(self.k_proj(context), d, key_rotary)
+        q = split_heads(self.q_proj(x), d, inputs.rotary).transpose(1, 2)
+        k = split_heads(self.k_proj(context), d, inputs.key_rotary)
         v = split_heads(self.v_proj(context), d).transpose(1, 2)
         a = split_heads(self.sign_q_proj(x), r).transpose(1, 2)
         b = split_heads(self.sign_k_proj(context), r)
-        both, v = remember(cache, torch.cat([k, b], dim=-1).transpose(1, 2), v)
+        both, v = remember(inputs.cache, torch.cat([k, b], dim=-1).transpose(1, 2), v)
         k, b = both.split([d, r], dim=-1)
         return Heads(x, q, k, v, q2=a, k2=b)
 

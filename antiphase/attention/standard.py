@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from antiphase.attention.base import Attention, remember, split_heads
-from antiphase.attention.heads import Cache, Heads, Rotary
+from antiphase.attention.heads import Heads, Inputs
 from antiphase.attention.parts import HeadNorm, check_norm
 from antiphase.ops import attention, attention_map
 
@@ -36,19 +36,13 @@ class OneMap(Attention):
         self.v_proj = self.linear(self.hidden_size, self.num_kv_heads * d)
         self.o_proj = self.linear(self.num_heads * d, self.hidden_size)
 
-    def project(
-        self,
-        x: Tensor,
-        context: Tensor,
-        rotary: Rotary,
-        key_rotary: Rotary,
-        cache: Cache | None,
-    ) -> Heads:
+    def project(self, inputs: Inputs) -> Heads:
+        x, context = inputs.x, inputs.context
         d = self.head_dim
-        q = split_heads(self.q_proj(x), d, rotary).transpose(1, 2)
-        k = split_heads(self.k_proj(context), d, key_rotary).transpose(1, 2)
+        q = split_heads(self.q_proj(x), d, inputs.rotary).transpose(1, 2)
+        k = split_heads(self.k_proj(context), d, inputs.key_rotary).transpose(1, 2)
         v = split_heads(self.v_proj(context), d).transpose(1, 2)
-        k, v = remember(cache, k, v)
+        k, v = remember(inputs.cache, k, v)
         return Heads(x, q, k, v)
 
     def extras(self, heads: Heads) -> dict[str, Any]:

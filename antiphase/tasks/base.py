@@ -5,6 +5,7 @@ compare exactly. An example belongs to the split that its content hashes to: the
 stand in two splits, whatever the seeds.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, fields
 from enum import IntEnum
 from typing import Any, ClassVar
@@ -80,7 +81,7 @@ class TaskOptions:
             raise ValueError(f"length: got {self.length}, expected at least 8 tokens")
 
 
-class Task(Dataset[dict[str, torch.Tensor]]):
+class Task(Dataset[dict[str, torch.Tensor]], ABC):
     """A map-style dataset of made-up texts; a subclass draws them."""
 
     name: ClassVar[str]
@@ -102,16 +103,16 @@ class Task(Dataset[dict[str, torch.Tensor]]):
         self._key = key_of(self.name, self.version, content, seed, split)
         self.check()
 
+    @abstractmethod
     def vocabulary(self) -> list[str]:
         """Return the tokens in words, by their number; 0 is padding, 1 begins a text."""
-        raise NotImplementedError
 
     def check(self) -> None:
         """Refuse options that do not go together."""
 
+    @abstractmethod
     def draw(self, random: Draw) -> Examples:
         """Return a batch of texts from their random numbers."""
-        raise NotImplementedError
 
     def content(self, tokens: Array) -> Array:
         """Return what makes a text the same as another one, [B, n]."""
@@ -128,9 +129,9 @@ class Task(Dataset[dict[str, torch.Tensor]]):
         return int(self.options.length)
 
     @property
+    @abstractmethod
     def chance(self) -> float:
         """Return the accuracy of a guess among the possible answers."""
-        raise NotImplementedError
 
     def examples(self, indices: Any) -> Examples:
         """Return the examples of those numbers, made in one go."""

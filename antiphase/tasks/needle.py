@@ -14,20 +14,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from antiphase.tasks.addressed import Draw
-from antiphase.tasks.base import Array, Examples, Role, Task, TaskOptions, named
+from antiphase.tasks.base import Array, Examples, Role, named
+from antiphase.tasks.pairs import PairOptions, PairTask
 
 
 @dataclass(frozen=True)
-class NeedleOptions(TaskOptions):
+class NeedleOptions(PairOptions):
     """`needles` of `keys` and `values`; `queried` at the end; `noise` and `depth` in [0, 1].
 
     Noise has keys of its own, the `decoys`; with 0 decoys it takes the keys that the needles of the
     text have left, which is harder.
     """
 
-    keys: int = 16
-    values: int = 16
-    fillers: int = 16
     decoys: int = 16
     needles: int = 4
     queried: int = 1
@@ -48,10 +46,6 @@ class NeedleOptions(TaskOptions):
                 f"needles: got {self.needles} of keys={self.keys}; there must be as many keys, and "
                 "without decoys one more for the noise"
             )
-        if self.values < 2 or self.fillers < 1:
-            raise ValueError(
-                f"values, fillers: got {self.values}, {self.fillers}, expected at least 2 and 1"
-            )
         if self.depth is not None and self.repeats:
             raise ValueError("depth: places the needle, and repeats scatter it; use one of them")
         if self.needles * (1 + self.repeats) > self.slots:
@@ -67,22 +61,16 @@ class NeedleOptions(TaskOptions):
         return (self.length - 1) // 2 - self.queried
 
 
-class Needle(Task):
+class Needle(PairTask):
     """Retrieval of a value by its key."""
 
     name = "needle"
     Options = NeedleOptions
 
     def vocabulary(self) -> list[str]:
-        o = self.options
-        kinds = (("f", o.fillers), ("key", o.keys), ("val", o.values), ("decoy", o.decoys))
-        self.filler, self.key, self.value = 2, 2 + o.fillers, 2 + o.fillers + o.keys
-        self.decoy = self.value + o.values
-        return ["<pad>", "<bos>"] + [word for kind, n in kinds for word in named(kind, n)]
-
-    @property
-    def chance(self) -> float:
-        return 1 / self.options.values
+        words = super().vocabulary()
+        self.decoy = len(words)
+        return words + named("decoy", self.options.decoys)
 
     def draw(self, random: Draw) -> Examples:
         o, B = self.options, random.size

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from antiphase.tasks.addressed import Draw
-from antiphase.tasks.base import Examples, Role, Task, TaskOptions, named
+from antiphase.tasks.base import Examples, Role
+from antiphase.tasks.pairs import PairOptions, PairTask
 
 
 @dataclass(frozen=True)
-class RecallOptions(TaskOptions):
+class RecallOptions(PairOptions):
     """`pairs` of `keys` and `values`; `queries` of them come again, each once."""
 
     keys: int = 32
     values: int = 32
-    fillers: int = 16
     pairs: int = 8
     queries: int = 8
 
@@ -28,10 +28,6 @@ class RecallOptions(TaskOptions):
             raise ValueError(
                 f"queries, pairs, keys: got {self.queries}, {self.pairs}, {self.keys}, expected "
                 "1 <= queries <= pairs <= keys"
-            )
-        if self.values < 2 or self.fillers < 1:
-            raise ValueError(
-                f"values, fillers: got {self.values}, {self.fillers}, expected at least 2 and 1"
             )
         if self.slots < self.queries:
             raise ValueError(
@@ -45,21 +41,11 @@ class RecallOptions(TaskOptions):
         return (self.length - 1) // 2 - self.pairs
 
 
-class Recall(Task):
+class Recall(PairTask):
     """Recall of values by their keys."""
 
     name = "recall"
     Options = RecallOptions
-
-    def vocabulary(self) -> list[str]:
-        o = self.options
-        kinds = (("f", o.fillers), ("key", o.keys), ("val", o.values))
-        self.filler, self.key, self.value = 2, 2 + o.fillers, 2 + o.fillers + o.keys
-        return ["<pad>", "<bos>"] + [word for kind, n in kinds for word in named(kind, n)]
-
-    @property
-    def chance(self) -> float:
-        return 1 / self.options.values
 
     def draw(self, random: Draw) -> Examples:
         o, B = self.options, random.size

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from antiphase.attention import MECHANISMS
+from antiphase.attention.heads import Inputs
 from antiphase.ops import repeat_heads, rotary_table
 from tests.attention.cases import NAMES, SMALL, small, tokens
 
@@ -20,7 +21,7 @@ def padding(B: int = 2, T: int = 21) -> torch.Tensor:
 
 def heads_of(layer, x, context=None):
     rotary = layer._own_rotary(x, context, None)
-    return layer.project(x, x if context is None else context, rotary, rotary, None)
+    return layer.project(Inputs(x, x if context is None else context, rotary, rotary, None))
 
 
 @each
