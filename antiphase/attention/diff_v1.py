@@ -5,7 +5,6 @@ head i are the adjacent query heads 2i and 2i + 1; both read the key pair of gro
 pair's two keys are cached side by side as one head of width 2d, beside V's 2d.
 """
 
-
 from antiphase.attention.base import remember, split_heads
 from antiphase.attention.heads import Heads, Inputs
 from antiphase.attention.paired import Paired, TwoMaps
