@@ -33,7 +33,8 @@ def score_answers(
         hit = (guess == labels) & asked
         right.append(hit[asked].numpy())
         whole.append(((hit | ~asked).all(-1)).numpy())
-        last.append(hit[:, -1].numpy())
+        place = asked.shape[1] - 1 - asked.flip(1).int().argmax(1)  # of each text's last target
+        last.append(hit.gather(1, place[:, None])[:, 0].numpy())
         losses.append(F.cross_entropy(logits[asked], labels[asked], reduction="none").numpy())
         if isinstance(task, Unanswerable):
             extra.append(np.stack([labels[:, -1].numpy(), guess[:, -1].numpy()]))
