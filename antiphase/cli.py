@@ -161,28 +161,39 @@ def bench_model(
 @bench.command("training")
 def bench_training(
     recipe: Annotated[str, typer.Argument(help="a built-in recipe or a YAML file")] = "needle-nano",
-    steps: Annotated[int, typer.Option(help="steps that are timed")] = 20,
-    rounds: Annotated[int, typer.Option(help="rounds that count")] = 5,
+    steps: Annotated[int, typer.Option(help="steps that are timed")] = 40,
     setting: Annotated[
         Optional[list[str]], typer.Option("--set", help="any field of the recipe, NAME=VALUE")
     ] = None,
 ) -> None:
-    """What a run costs beside a bare loop over the same batches."""
+    """What a run costs beside a bare loop over the same batches, step by step in turns."""
+    from antiphase.benchmarks import attention, report
     from antiphase.benchmarks import training as race
     from antiphase.ops.fused_cpu.cpu import guard_bf16
     from antiphase.training.recipe import apply_settings, load_recipe
 
-    if steps < 1 or rounds < 1:
-        _fail(f"--steps {steps}, --rounds {rounds}: expected at least 1")
+    if steps < 1:
+        _fail(f"--steps: got {steps}, expected at least 1")
     guard_bf16()
     chosen = apply_settings(load_recipe(recipe), setting or [])
-    with console.status("measuring"):
-        cost = race.run(chosen, steps, rounds, lambda: None)
+    report.print_machine(console, attention.machine())
+    with console.status("measuring") as status:
+        done: list[None] = []
+
+        def tick() -> None:
+            done.append(None)
+            status.update(f"step {len(done)} of {steps}")
+
+        cost = race.run(chosen, steps, tick)
+    console.print(
+        f"{recipe}: {chosen.size}, {chosen.attention}, {chosen.task}, {chosen.batch_size} texts a "
+        f"step, median of {steps} steps that took turns (quartiles)"
+    )
     for name, rate in cost.tokens_per_second.items():
         console.print(f"{name}: {rate:,.0f} tokens/s")
     for name, r in {"wall": cost.wall, "CPU": cost.cpu}.items():
         console.print(f"run / bare loop, {name}: {r.median:.3f} ({r.low:.3f}-{r.high:.3f})")
-    console.print(f"making the batches / bare loop, CPU: {cost.batches.median:.3f}")
+    console.print(f"making the batches / bare loop, CPU: {cost.batches.median:.5f}")
 
 
 @app.command()
@@ -290,6 +301,7 @@ def train(
     """Train a model from a recipe, or go on with a run."""
     from antiphase import training
     from antiphase.training.recipe import apply_settings
+    from antiphase.training.stopping import StoppedError
     from antiphase.training.trouble import TroubleError
 
     if listing:
@@ -312,6 +324,9 @@ def train(
             folder = training.train(chosen, out or Path("runs") / name, force=force)
     except TroubleError as trouble:
         _fail(str(trouble))
+    except StoppedError as stopped:
+        typer.echo(f"antiphase: {stopped}", err=True)
+        raise typer.Exit(130) from stopped
     console.print(f"wrote {folder}", highlight=False, soft_wrap=True)
 
 

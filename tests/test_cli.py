@@ -232,7 +232,7 @@ def test_task_shows_examples():
 
 
 def test_bench_of_training_compares_the_same_steps():
-    result = invoke("bench", "training", "--steps", "2", "--rounds", "1", *TINY)
+    result = invoke("bench", "training", "--steps", "2", *TINY)
     assert result.exit_code == 0, result.output
     assert "run / bare loop, wall" in result.output
     assert invoke("bench", "training", "--steps", "0").exit_code == 2

@@ -9,13 +9,17 @@ from pathlib import Path
 MANIFEST = "manifest.json"
 
 
-class NoSpaceError(OSError):
-    """There is no room for a checkpoint."""
+class CheckpointError(OSError):
+    """A checkpoint cannot be written."""
 
 
 def seal(folder: Path) -> None:
     """Write the checksums of all files, so that the checkpoint counts from now on."""
-    files = {p.name: _sha256(p) for p in sorted(folder.iterdir()) if p.is_file()}
+    files = {
+        p.relative_to(folder).as_posix(): _sha256(p)
+        for p in sorted(folder.rglob("*"))
+        if p.is_file()
+    }
     files.pop(MANIFEST, None)
     for name in files:
         _flush(folder / name)
@@ -64,7 +68,7 @@ def require_space(folder: Path, wanted: int) -> None:
     """Refuse to start writing what the disk cannot hold."""
     free = shutil.disk_usage(folder).free
     if free < wanted:
-        raise NoSpaceError(
+        raise CheckpointError(
             f"{folder}: a checkpoint needs {wanted / 1e6:.0f} MB and {free / 1e6:.0f} MB are free; "
             "make room and go on with --resume (the last checkpoint is kept)"
         )

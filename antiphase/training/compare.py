@@ -10,7 +10,7 @@ from safetensors import safe_open
 from antiphase.training.card import summary_row
 from antiphase.training.recipe import Recipe, load_recipe
 
-# Two-sided 95% quantiles of Student's t by degrees of freedom; a wide one stands for more.
+# Two-sided 95% quantiles of Student's t by degrees of freedom; the last stands for more, too.
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
@@ -65,7 +65,7 @@ def interval(values: list[float]) -> Interval:
     mean, n = statistics.fmean(values), len(values)
     if n < 2:
         return Interval(mean, math.nan)
-    t = _T95[n - 2] if n - 2 < len(_T95) else 1.96
+    t = _T95[min(n - 2, len(_T95) - 1)]
     return Interval(mean, t * statistics.stdev(values) / math.sqrt(n))
 
 

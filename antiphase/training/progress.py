@@ -1,6 +1,5 @@
 """A line on the terminal that says where a run is, how fast it goes and when it ends."""
 
-from pathlib import Path
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -8,14 +7,14 @@ from rich.progress import Progress as Bar
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from antiphase.training.recipe import Recipe
-from antiphase.training.watch import read_metrics
 
 
 class Progress(TrainerCallback):
     """A bar with loss, accuracy and time left."""
 
-    def __init__(self, recipe: Recipe, folder: Path) -> None:
-        self.recipe, self.folder = recipe, folder
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self._latest: dict[str, Any] = {}
         self.bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -41,13 +40,18 @@ class Progress(TrainerCallback):
         self.bar.update(self.line, completed=state.global_step)
 
     def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
     ) -> None:
         """Say the newest loss and score."""
-        latest: dict[str, Any] = {}
-        for line in read_metrics(self.folder)[-30:]:
-            latest |= line
-        words = [f"{name} {latest[key]:.3f}" for name, key in _SHOWN.items() if key in latest]
+        self._latest |= logs or {}
+        words = [
+            f"{name} {self._latest[key]:.4g}" for name, key in _SHOWN.items() if key in self._latest
+        ]
         self.bar.update(self.line, now=", ".join(words))
 
     def on_train_end(

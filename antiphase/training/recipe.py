@@ -57,9 +57,10 @@ class Recipe:
     evaluate_every: int = 100
     evaluate_examples: int = 256
     checkpoint_every: int = 100
-    keep: int = 2
+    keep: int = 2  # checkpoints; one of them may be half written
     snapshots: list[int] = field(default_factory=list)  # steps whose maps are kept for the lab
     spike: float | None = None  # a gradient norm above this many times its running mean
+    report: list[str] = field(default_factory=list)  # tensorboard, wandb: what the Trainer knows
     on_trouble: str = "stop"  # loss not finite, or a spike: stop, or skip the step
 
     def __post_init__(self) -> None:
@@ -164,6 +165,10 @@ def _check(r: Recipe) -> None:
         value = getattr(r, name)
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}: got {value!r}, expected a whole number of at least 1")
+    if r.keep < 2:
+        raise ValueError(
+            f"keep: got {r.keep}, expected at least 2: one counts while the next is written"
+        )
     if r.lr <= 0 or not 0 <= r.final_lr <= 1 or not 0 <= r.decay <= 1:
         raise ValueError(
             f"lr, final_lr, decay: got {r.lr}, {r.final_lr}, {r.decay}, expected lr above 0 and "

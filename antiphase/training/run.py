@@ -2,6 +2,7 @@
 
 recipe.yaml      what was run          metrics.jsonl   what was measured
 checkpoints/     the last whole ones   snapshots/      maps at chosen steps
+tensorboard/     if asked for          text.json       what text it was
 model/           the end, to load      environment.json, README.md, curve.png
 """
 
@@ -10,12 +11,15 @@ import os
 import platform
 import shutil
 import sys
+import threading
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PrinterCallback, set_seed
+from transformers.integrations import TensorBoardCallback
 from transformers.utils.logging import disable_progress_bar
 
 from antiphase import __version__
@@ -27,8 +31,9 @@ from antiphase.training import checkpoints
 from antiphase.training.card import write_run_card
 from antiphase.training.progress import Progress
 from antiphase.training.recipe import Recipe, load_recipe
+from antiphase.training.stopping import Stop, StoppedError
 from antiphase.training.trainer import RunTrainer, arguments
-from antiphase.training.watch import METRICS, Metrics, Snapshots, Spikes
+from antiphase.training.watch import Evaluations, Metrics, Snapshots, Speed
 
 RECIPE = "recipe.yaml"
 
@@ -117,30 +122,46 @@ def _go(recipe: Recipe, folder: Path, checkpoint: Path | None, quiet: bool) -> P
     if isinstance(data, Language) and _first_process():
         (folder / "text.json").write_text(json.dumps(data.packed.manifest, indent=1))
 
-    def evaluate(net: Any) -> dict[str, float]:
-        if isinstance(held_out, Language):
-            return score_text(net, held_out, recipe.evaluate_examples)
-        return score_answers(net, held_out, recipe.evaluate_examples)
-
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    speed = Speed(recipe.batch_size * data.length)
     trainer = RunTrainer(
-        recipe,
-        model=model,
-        args=arguments(recipe, folder, int(os.environ.get("WORLD_SIZE", "1"))),
-        train_dataset=data,
+        recipe, speed, model=model, args=arguments(recipe, folder, processes), train_dataset=data
     )
     trainer.remove_callback(PrinterCallback)
-    tokens = recipe.batch_size * data.length
-    trainer.add_callback(Metrics(recipe, folder, tokens, evaluate))
-    trainer.add_callback(Spikes(recipe, trainer.trouble))
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, TensorBoardCallback):
+            callback.logging_dir = str(folder / "tensorboard")
+    trainer.add_callback(Metrics(folder, speed))
+    trainer.add_callback(Evaluations(recipe, speed, _scorer(held_out), trainer.log))
     if recipe.snapshots:
         ids = torch.from_numpy(held_out.examples(range(4)).tokens)
         trainer.add_callback(Snapshots(recipe, folder, ids))
     if not quiet and _first_process():
-        trainer.add_callback(Progress(recipe, folder))
-    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        trainer.add_callback(Progress(recipe))
+    stop = Stop(recipe.log_every)
+    if processes == 1 and threading.current_thread() is threading.main_thread():
+        trainer.add_callback(stop)
+    try:
+        if checkpoint is None:
+            trainer.train()
+        else:
+            trainer.go_on_from(checkpoint)
+    finally:
+        stop.release()
+    if trainer.state.global_step < recipe.steps:
+        raise StoppedError(
+            f"stopped at step {trainer.state.global_step} of {recipe.steps}; go on with "
+            f"antiphase train --resume {folder}"
+        )
     if _first_process():
         _finish(model, data, recipe, folder)
     return folder
+
+
+def _scorer(held_out: Task | Language) -> Callable[[Any], dict[str, float]]:
+    if isinstance(held_out, Language):
+        return lambda model: score_text(model, held_out, len(held_out))
+    return lambda model: score_answers(model, held_out, len(held_out))
 
 
 def _finish(
@@ -175,6 +196,3 @@ def _refuse_fsdp_on_cpu() -> None:
 
 def _first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
-
-
-__all__ = ["METRICS", "dataset", "environment", "model_config", "resume", "train"]

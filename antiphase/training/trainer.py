@@ -3,10 +3,13 @@
 Everything else (Accelerate, FSDP, DeepSpeed, torchrun, reporting) is the Trainer's own.
 """
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Sampler, SequentialSampler
@@ -16,8 +19,15 @@ from antiphase.tasks.base import Examples, as_tensors
 from antiphase.training import checkpoints
 from antiphase.training.recipe import Recipe
 from antiphase.training.schedule import lr_share
-from antiphase.training.trouble import TroubleError, first_layer_not_finite
+from antiphase.training.trouble import (
+    Spikes,
+    TroubleError,
+    first_layer_not_finite,
+    steepest_layer,
+)
+from antiphase.training.watch import Speed, lambdas
 
+SPIKES = "spikes.json"  # in a checkpoint
 _ANALYSIS = ("roles", "needle")  # ground truth that a model does not see
 
 
@@ -57,7 +67,7 @@ def arguments(recipe: Recipe, folder: Path, processes: int) -> TrainingArguments
         dataloader_pin_memory=torch.cuda.is_available(),
         remove_unused_columns=False,
         average_tokens_across_devices=True,
-        report_to="none",
+        report_to=recipe.report or "none",
         disable_tqdm=True,
         log_level="error",
     )
@@ -68,8 +78,10 @@ class RunTrainer(Trainer):
 
     lr_scheduler: LambdaLR | None
 
-    def __init__(self, recipe: Recipe, **kwargs: Any) -> None:
-        self.recipe = recipe
+    def __init__(self, recipe: Recipe, speed: Speed, **kwargs: Any) -> None:
+        self.recipe, self.speed, self.spikes = recipe, speed, Spikes(recipe.spike)
+        self._inputs: dict[str, Tensor] = {}  # of the step's first part with a loss not finite
+        self._loss = 0.0  # and that loss
         super().__init__(**kwargs, data_collator=collate)
         self.can_return_loss = True
 
@@ -91,19 +103,45 @@ class RunTrainer(Trainer):
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
-    def training_step(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any) -> Tensor:
-        """Do one part of a step; a loss that is not finite is trouble."""
-        loss = super().training_step(model, inputs, *args)
-        if not torch.isfinite(loss):
-            layer = first_layer_not_finite(self.model, self._prepare_inputs(inputs))
-            self.trouble(
-                TroubleError(f"the loss is {loss.item()}", self.state.global_step + 1, layer)
-            )
-        return loss
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
+        """Tell everyone who listens the lambdas and the speed beside the loss."""
+        if "loss" in logs:
+            logs = logs | lambdas(self.model) | self.speed.since(self.state.global_step)
+        super().log(logs, start_time)
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any
+    ) -> Tensor:
+        """Return the loss; one that is not finite makes the gradient of every process NaN."""
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        if torch.isfinite(loss):
+            return loss
+        if math.isfinite(self._loss):
+            self._inputs, self._loss = inputs, loss.item()
+        return loss * math.nan
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> float | None:
+        """Look at the norm before clipping, once a step, in every process alike."""
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        if norm is None:
+            return None
+        norm, step = float(norm), self.state.global_step + 1
+        if not math.isfinite(norm):
+            what = f"the gradient's norm is {norm}"
+            layer = steepest_layer(self.model)
+            if not math.isfinite(self._loss):
+                what = f"the loss is {self._loss}"
+                if not self.is_fsdp_enabled:  # there, all processes would have to look together
+                    layer = first_layer_not_finite(self.model, self._inputs)
+            self._inputs, self._loss = {}, 0.0
+            self.trouble(TroubleError(what, step, layer, self.examples_of(step)))
+        elif spike := self.spikes.see(norm):
+            layer = steepest_layer(self.model)
+            self.trouble(TroubleError(spike, step, layer, self.examples_of(step)))
+        return norm
 
     def trouble(self, trouble: TroubleError) -> None:
-        """Stop with what, where and on which examples; or drop this step's gradients."""
-        trouble = trouble.on(self.examples_of(trouble.step))
+        """Stop; or drop the whole step's gradients, so that its weights stay."""
         if self.recipe.on_trouble == "stop":
             raise trouble
         self.model.zero_grad(set_to_none=True)
@@ -119,6 +157,20 @@ class RunTrainer(Trainer):
         # weights, two moments, and a little for the rest
         numbers = sum(p.numel() for p in self.model.parameters())
         checkpoints.require_space(root, int(numbers * 4 * 3 * 1.1) + (1 << 20))
-        super()._save_checkpoint(model, trial)
+        try:
+            super()._save_checkpoint(model, trial)
+        except (OSError, RuntimeError, SafetensorError) as error:  # as the disk's writers differ
+            raise checkpoints.CheckpointError(
+                f"{root}: the checkpoint of step {self.state.global_step} could not be written "
+                f"({error}); make room and go on with --resume (the last whole one is kept)"
+            ) from error
+        self.accelerator.wait_for_everyone()  # each process writes files of its own
         if self.args.should_save:
-            checkpoints.seal(root / f"checkpoint-{self.state.global_step}")
+            folder = root / f"checkpoint-{self.state.global_step}"
+            (folder / SPIKES).write_text(json.dumps(self.spikes.mean))
+            checkpoints.seal(folder)
+
+    def go_on_from(self, checkpoint: Path) -> None:
+        """Train on from a checkpoint."""
+        self.spikes.mean = json.loads((checkpoint / SPIKES).read_text())
+        self.train(resume_from_checkpoint=str(checkpoint))

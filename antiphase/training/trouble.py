@@ -1,6 +1,6 @@
 """When training goes wrong: what happened, at which step, on which examples, in which layer."""
 
-import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,7 @@ class TroubleError(Exception):
     what: str
     step: int
     layer: str
-    examples: range = range(0)
-
-    def on(self, examples: range) -> "TroubleError":
-        """Return the same trouble with the examples named."""
-        return dataclasses.replace(self, examples=examples)
+    examples: range
 
     def __str__(self) -> str:
         first, last = self.examples.start, self.examples.stop - 1
@@ -27,6 +23,25 @@ class TroubleError(Exception):
             f"step {self.step}: {self.what}, first in {self.layer}, on examples {first} to {last}; "
             "lower lr, raise warmup, or set on_trouble=skip"
         )
+
+
+class Spikes:
+    """The running mean of the gradient's norm, to tell a spike from."""
+
+    def __init__(self, threshold: float | None) -> None:
+        self.threshold = threshold
+        self.mean: float | None = None
+
+    def see(self, norm: float) -> str | None:
+        """Return what is wrong with a norm far above the mean; one that is not moves the mean."""
+        if self.threshold is None:
+            return None
+        if self.mean is not None and norm > self.threshold * self.mean:
+            return (
+                f"the gradient's norm {norm:.3g} is {norm / self.mean:.1f} times its running mean"
+            )
+        self.mean = norm if self.mean is None else 0.95 * self.mean + 0.05 * norm
+        return None
 
 
 def first_layer_not_finite(model: nn.Module, inputs: dict[str, Tensor]) -> str:
@@ -55,6 +70,7 @@ def first_layer_not_finite(model: nn.Module, inputs: dict[str, Tensor]) -> str:
 
 
 def steepest_layer(model: nn.Module) -> str:
-    """Return the parameter with the largest gradient."""
+    """Return the parameter with the largest gradient, or the first that is not finite."""
     norms = {n: float(p.grad.norm()) for n, p in model.named_parameters() if p.grad is not None}
-    return max(norms, key=lambda name: norms[name])
+    broken = [name for name, norm in norms.items() if not math.isfinite(norm)]
+    return broken[0] if broken else max(norms, key=lambda name: norms[name])

@@ -1,8 +1,10 @@
-"""What is written down while a run goes: metrics, lambdas, gradients, speed, accuracy, maps."""
+"""What is written down while a run goes: metrics, lambdas, speed, held-out scores, maps."""
 
+import contextlib
 import json
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +14,47 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from antiphase.attention.parts import Lambda
 from antiphase.training.recipe import Recipe
-from antiphase.training.trouble import TroubleError, steepest_layer
 
-TIMED = ("seconds", "tokens_per_second")  # differ between runs that are otherwise the same
+TIMED = ("tokens_per_second",)  # differ between runs that are otherwise the same
 METRICS = "metrics.jsonl"
 
 
-class Metrics(TrainerCallback):
-    """Write one line of metrics.jsonl at each logging step and evaluation."""
+class Speed:
+    """Tokens a second of training, what is done between its steps left out."""
 
-    def __init__(
-        self, recipe: Recipe, folder: Path, tokens: int, evaluate: Callable[..., Any]
-    ) -> None:
-        self.recipe, self.path, self.tokens = recipe, folder / METRICS, tokens
-        self.evaluate = evaluate
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens  # of a step
         self._clock, self._step = time.perf_counter(), 0
+
+    def start(self, step: int) -> None:
+        """Count from here."""
+        self._clock, self._step = time.perf_counter(), step
+
+    def since(self, step: int) -> dict[str, float]:
+        """Return the speed since the last time, and count from here."""
+        steps, seconds = step - self._step, time.perf_counter() - self._clock
+        self.start(step)
+        return {"tokens_per_second": steps * self.tokens / seconds} if steps else {}
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Do not count what is done inside."""
+        before = time.perf_counter()
+        yield
+        self._clock += time.perf_counter() - before
+
+
+class Metrics(TrainerCallback):
+    """Write every number that is logged to metrics.jsonl."""
+
+    def __init__(self, folder: Path, speed: Speed) -> None:
+        self.path, self.speed = folder / METRICS, speed
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Drop what a killed run wrote after the checkpoint that this one goes on from."""
-        self._clock, self._step = time.perf_counter(), state.global_step
+        self.speed.start(state.global_step)
         if state.is_world_process_zero:
             keep_until(self.path, state.global_step)
 
@@ -42,23 +64,31 @@ class Metrics(TrainerCallback):
         state: TrainerState,
         control: TrainerControl,
         logs: dict[str, Any] | None = None,
-        model: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Write the Trainer's numbers and ours."""
+        """Write one line; a number that is not finite (a skipped step's loss) is left out."""
         if not state.is_world_process_zero or logs is None or "train_runtime" in logs:
             return
-        now, steps = time.perf_counter(), state.global_step - self._step
-        rate = {}
-        if steps > 0:
-            rate["tokens_per_second"] = steps * self.tokens / (now - self._clock)
-        self._clock, self._step = now, state.global_step
         kept = {
-            name: logs[name]
-            for name in ("loss", "grad_norm", "learning_rate", "why")
-            if name in logs
+            name: value
+            for name, value in logs.items()
+            if name != "epoch" and not (isinstance(value, float) and not math.isfinite(value))
         }
-        self._write(state.global_step, kept | lambdas(model) | rate)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": state.global_step, **kept}) + "\n")
+
+
+class Evaluations(TrainerCallback):
+    """Score the model on held-out examples every so many steps, and at the end."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        speed: Speed,
+        score: Callable[[Any], dict[str, float]],
+        log: Callable[[dict[str, float]], None],
+    ) -> None:
+        self.recipe, self.speed, self.score, self.log = recipe, speed, score, log
 
     def on_step_end(
         self,
@@ -68,47 +98,16 @@ class Metrics(TrainerCallback):
         model: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Evaluate on held-out examples, now and at the end."""
-        step, every = state.global_step, self.recipe.evaluate_every
-        if step % every and step != self.recipe.steps:
+        """Score in every process, since a sharded model needs them all."""
+        if state.global_step % self.recipe.evaluate_every and (
+            state.global_step != self.recipe.steps
+        ):
             return
-        before = time.perf_counter()
-        scores = self.evaluate(model)
-        self._clock += time.perf_counter() - before
-        if state.is_world_process_zero:
-            self._write(step, {f"held_out_{name}": value for name, value in scores.items()})
-
-    def _write(self, step: int, values: dict[str, Any]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **values}) + "\n")
-
-
-class Spikes(TrainerCallback):
-    """Watch the gradient's norm; one far above its running mean is trouble."""
-
-    def __init__(self, recipe: Recipe, report: Callable[[TroubleError], None]) -> None:
-        self.recipe, self.report = recipe, report
-        self._mean: float | None = None
-
-    def on_pre_optimizer_step(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: Any = None,
-        **kwargs: Any,
-    ) -> None:
-        """Compare this step's norm, after clipping, parameter by parameter."""
-        if self.recipe.spike is None:
-            return
-        norms = [p.grad.norm() for p in model.parameters() if p.grad is not None]
-        norm = float(torch.stack(norms).norm())
-        mean = self._mean
-        if mean is not None and norm > self.recipe.spike * mean:
-            what = f"the gradient's norm {norm:.3g} is {norm / mean:.1f} times its running mean"
-            self.report(TroubleError(what, state.global_step + 1, steepest_layer(model)))
-            return
-        self._mean = norm if mean is None else 0.95 * mean + 0.05 * norm
+        with self.speed.pause():
+            scores = self.score(model)
+        due = control.should_log
+        self.log({f"held_out_{name}": value for name, value in scores.items()})
+        control.should_log = due  # logging takes it for its own
 
 
 class Snapshots(TrainerCallback):

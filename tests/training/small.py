@@ -1,5 +1,6 @@
 """A run of seconds."""
 
+import shutil
 from pathlib import Path
 
 import torch
@@ -37,3 +38,11 @@ def assert_same_end(a: Path, b: Path) -> None:
     for name in one:
         assert torch.equal(one[name], two[name]), name
     assert untimed(a) == untimed(b)
+
+
+def unfinished(finished: Path, folder: Path) -> Path:
+    """Return a run that was killed after its last checkpoint but one."""
+    shutil.copytree(finished, folder)
+    shutil.rmtree(folder / "model")
+    shutil.rmtree(folder / "checkpoints" / "checkpoint-30")
+    return folder
