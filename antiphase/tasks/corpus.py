@@ -96,13 +96,19 @@ def _read(path: Path, errors: str = "strict") -> str:
 
 
 def _hub(name: str) -> Iterator[Document]:
+    """Return the texts of `NAME` or `NAME:CONFIGURATION`, its training part."""
     try:
         import datasets
     except ImportError as error:
         raise ValueError(
-            f"{HUB}{name}: needs the `datasets` package; pip install datasets"
+            f"{HUB}{name}: needs the `datasets` package; pip install 'antiphase[text]'"
         ) from error
-    for i, row in enumerate(datasets.load_dataset(name, split="train")):
+    path, _, configuration = name.partition(":")
+    try:
+        rows = datasets.load_dataset(path, configuration or None, split="train")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{HUB}{name}: cannot be loaded ({error})") from error
+    for i, row in enumerate(rows):
         if "text" not in row:
             raise ValueError(f"{HUB}{name}: its rows have no 'text'; they have {', '.join(row)}")
         yield Document(f"{name}/{i}", row["text"])

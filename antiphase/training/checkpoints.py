@@ -23,11 +23,16 @@ def seal(folder: Path) -> None:
     files.pop(MANIFEST, None)
     for name in files:
         _flush(folder / name)
-    draft = folder / f"{MANIFEST}.draft"
-    draft.write_text(json.dumps(files, indent=1))
+    write_whole(folder / MANIFEST, json.dumps(files, indent=1))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file such that a kill leaves the old one, or none, or the new one; never a part."""
+    draft = path.with_name(f"{path.name}.draft")
+    draft.write_text(text, encoding="utf-8")
     _flush(draft)
-    draft.rename(folder / MANIFEST)
-    _flush(folder)
+    draft.replace(path)
+    _flush(path.parent)
 
 
 def fault(folder: Path) -> str | None:

@@ -84,9 +84,9 @@ class Recipe:
         """Return a short name of everything that decides the outcome."""
         return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()[:12]
 
-    def save(self, path: Path) -> None:
-        """Write the recipe as YAML."""
-        path.write_text(yaml.safe_dump(self.as_dict(), sort_keys=False), encoding="utf-8")
+    def as_yaml(self) -> str:
+        """Return the recipe as YAML, to be loaded again."""
+        return yaml.safe_dump(self.as_dict(), sort_keys=False)
 
 
 def _number(value: Any) -> Any:

@@ -13,6 +13,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from transformers import PrinterCallback, set_seed
 from transformers.integrations import TensorBoardCallback
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.utils.logging import disable_progress_bar
 
 from antiphase import __version__
@@ -62,18 +64,19 @@ def model_config(recipe: Recipe, data: Task | Language) -> AntiphaseConfig:
 
 def train(recipe: Recipe, folder: Path, *, force: bool = False, quiet: bool = False) -> Path:
     """Train from the start into a new folder; overwrite an existing run only with `force`."""
-    if _first_process():  # the others of a distributed run come later than its first file
-        if folder.exists() and any(folder.iterdir()):
-            if not force:
-                raise ValueError(
-                    f"{folder}: holds something already; go on with --resume, or overwrite with "
-                    "--force"
-                )
+    # the others of a distributed run come later than the first one's files
+    if _first_process() and folder.exists() and any(folder.iterdir()) and not force:
+        raise ValueError(
+            f"{folder}: holds something already; go on with --resume, or overwrite with --force"
+        )
+    parts = _Parts.of(recipe)  # before anything is written: a recipe may ask for what is not there
+    if _first_process():
+        if folder.exists():
             shutil.rmtree(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        recipe.save(folder / RECIPE)
-        (folder / "environment.json").write_text(json.dumps(environment(), indent=1))
-    return _go(recipe, folder, None, quiet)
+        folder.mkdir(parents=True)
+        checkpoints.write_whole(folder / "environment.json", json.dumps(environment(), indent=1))
+        checkpoints.write_whole(folder / RECIPE, recipe.as_yaml())
+    return _go(recipe, parts, folder, None, quiet)
 
 
 def resume(folder: Path, *, quiet: bool = False) -> Path:
@@ -88,7 +91,10 @@ def resume(folder: Path, *, quiet: bool = False) -> Path:
         print(f"antiphase: {folder / 'checkpoints' / name}: {wrong}; left out", file=sys.stderr)
     if _first_process():
         checkpoints.discard(folder / "checkpoints", list(faults))
-    return _go(recipe, folder, last, quiet)
+    parts = _Parts.of(recipe)
+    if last is not None:
+        _same_vocabulary(last, parts.model.config)
+    return _go(recipe, parts, folder, last, quiet)
 
 
 def environment() -> dict[str, Any]:
@@ -105,23 +111,33 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _go(recipe: Recipe, folder: Path, checkpoint: Path | None, quiet: bool) -> Path:
-    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true"):
-        _refuse_fsdp_on_cpu()
-    guard_bf16()
-    disable_progress_bar()  # there is one of ours
-    if recipe.threads is not None:
-        torch.set_num_threads(recipe.threads)
-    set_seed(recipe.seed)
-    data = dataset(recipe, "train", recipe.steps * recipe.batch_size)
-    held_out = dataset(recipe, "validation", recipe.evaluate_examples)
-    config = model_config(recipe, data)
-    if checkpoint is not None:
-        _same_vocabulary(checkpoint, config)
-    model = AntiphaseForCausalLM(config)
-    if isinstance(data, Language) and _first_process():
-        (folder / "text.json").write_text(json.dumps(data.packed.manifest, indent=1))
+@dataclass(frozen=True)
+class _Parts:
+    """What a recipe asks for."""
 
+    data: Task | Language
+    held_out: Task | Language
+    model: AntiphaseForCausalLM
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> "_Parts":
+        if os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true"):
+            _refuse_fsdp_on_cpu()
+        _require_reporters(recipe)
+        guard_bf16()
+        if recipe.threads is not None:
+            torch.set_num_threads(recipe.threads)
+        set_seed(recipe.seed)
+        data = dataset(recipe, "train", recipe.steps * recipe.batch_size)
+        held_out = dataset(recipe, "validation", recipe.evaluate_examples)
+        return cls(data, held_out, AntiphaseForCausalLM(model_config(recipe, data)))
+
+
+def _go(recipe: Recipe, parts: _Parts, folder: Path, checkpoint: Path | None, quiet: bool) -> Path:
+    disable_progress_bar()  # there is one of ours
+    data, held_out, model = parts.data, parts.held_out, parts.model
+    if isinstance(data, Language) and _first_process():
+        _same_text(folder / "text.json", data.packed.manifest)
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     speed = Speed(recipe.batch_size * data.length)
     trainer = RunTrainer(
@@ -184,6 +200,29 @@ def _same_vocabulary(checkpoint: Path, config: AntiphaseConfig) -> None:
             f"{checkpoint}: was trained with a vocabulary of {saved.vocab_size}, the task now has "
             f"{config.vocab_size}; the text or its tokenizer has changed since"
         )
+
+
+def _same_text(written: Path, manifest: dict[str, Any]) -> None:
+    """Write what the text is; if that was written before, it must be the same."""
+    if not written.exists():
+        checkpoints.write_whole(written, json.dumps(manifest, indent=1))
+    elif json.loads(written.read_text()) != manifest:
+        raise ValueError(
+            f"{written}: the text, its tokenizer or Python's version has changed since this run "
+            "began; bring it back, or start a new run"
+        )
+
+
+def _require_reporters(recipe: Recipe) -> None:
+    for name in recipe.report:
+        if name not in INTEGRATION_TO_CALLBACK:
+            raise ValueError(
+                f"report: got {name!r}, allowed are {', '.join(sorted(INTEGRATION_TO_CALLBACK))}"
+            )
+        try:
+            INTEGRATION_TO_CALLBACK[name]()
+        except (RuntimeError, ImportError) as error:
+            raise ValueError(f"report: {name!r} needs its package ({error})") from error
 
 
 def _refuse_fsdp_on_cpu() -> None:

@@ -13,6 +13,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from antiphase.attention.parts import Lambda
+from antiphase.training.checkpoints import write_whole
 from antiphase.training.recipe import Recipe
 
 TIMED = ("tokens_per_second",)  # differ between runs that are otherwise the same
@@ -165,6 +166,4 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 def keep_until(path: Path, step: int) -> None:
     """Drop the lines after a step."""
     kept = [line for line in read_metrics(path.parent) if line["step"] <= step]
-    draft = path.with_suffix(".draft")
-    draft.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-    draft.replace(path)
+    write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))

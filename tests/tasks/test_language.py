@@ -1,6 +1,7 @@
 """Text: the same corpus always, splits by document, packed files that are checked, clear errors."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,22 @@ def test_the_standard_library_is_a_corpus():
     assert 8e6 < manifest(["stdlib"])["bytes"] < 30e6
 
 
+def test_a_dataset_is_its_rows(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    rows = [{"text": f"row {i}", "other": i} for i in range(3)]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = list(documents([f"datasets:{tmp_path}"]))
+    assert [d.text for d in found] == ["row 0", "row 1", "row 2"]
+    assert found[1].name == f"{tmp_path}/1"
+    assert [d.text for d in documents([f"datasets:{tmp_path}:default"])] == [d.text for d in found]
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match=r"needs the `datasets` package; pip install 'antiphase"):
+        list(documents(["datasets:x"]))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -111,7 +128,8 @@ def test_the_standard_library_is_a_corpus():
         (lambda f: Language(text=str(f / "tiny.txt"), tokenizer="bpe:10"), "at least 300"),
         (lambda f: Language(text=str(f / "tiny.txt"), tokenizer="bpe:x"), "at least 300"),
         (lambda f: Language(text=str(f / "tiny.txt"), tokenizer=str(f)), "allowed are bytes, bpe:"),
-        (lambda f: Language(text="datasets:x"), "needs the `datasets` package"),
+        (lambda f: Language(text=f"datasets:{f}/nowhere"), "nowhere: cannot be loaded"),
+        (lambda f: Language(text=f"datasets:{f}/rows"), "no 'text'; they have prose"),
         (lambda f: Language(split="dev"), "split: got 'dev'"),
         (lambda f: Language(length=1), "length: got 1"),
     ],
@@ -121,6 +139,8 @@ def test_bad_text_is_named(make, message, tmp_path):
     (tmp_path / "nothing.txt").write_text("")
     (tmp_path / "latin.txt").write_bytes(b"a\xe9b")
     (tmp_path / "tiny.txt").write_text("tiny")
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "train.jsonl").write_text('{"prose": "a"}\n')
     with pytest.raises(ValueError, match=message):
         make(tmp_path)
 

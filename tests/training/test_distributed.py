@@ -29,7 +29,7 @@ def launch(*arguments: str) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize("attention", ["diff_v1", "diff_v2"])
 def test_two_processes_give_the_curve_of_one(attention, tmp_path):
     recipe = SMALL.changed(attention=attention, steps=20)
-    recipe.save(tmp_path / "recipe.yaml")
+    (tmp_path / "recipe.yaml").write_text(recipe.as_yaml())
     one = train(recipe, tmp_path / "one", quiet=True)
     two = tmp_path / "two"
     done = launch("-m", "antiphase", "train", str(tmp_path / "recipe.yaml"), "--out", str(two))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from antiphase.training import resume, train
 from antiphase.training.watch import read_metrics
@@ -124,3 +124,68 @@ def test_snapshots_keep_the_maps_of_chosen_steps(tmp_path):
     assert sorted(p.name for p in (folder / "snapshots").iterdir()) == ["step1.npz", "step20.npz"]
     kept = np.load(folder / "snapshots" / "step20.npz")
     assert kept["layer0"].shape == (4, 2, 16, 16)
+
+
+def test_reporters_get_what_the_metrics_get(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = train(SMALL.changed(report=["tensorboard"], steps=10), tmp_path / "r", quiet=True)
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    tags = set(events.Tags()["scalars"])
+    assert {"train/loss", "train/lam_0", "train/held_out_accuracy"} <= tags
+    loss = [line["loss"] for line in read_metrics(folder) if "loss" in line]
+    assert [e.value for e in events.Scalars("train/loss")] == pytest.approx(loss)
+
+
+def test_an_unknown_reporter_is_named(tmp_path):
+    with pytest.raises(ValueError, match="report: got 'chalkboard', allowed are"):
+        train(SMALL.changed(report=["chalkboard"]), tmp_path / "r", quiet=True)
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "tolerance"),
+    [({"checkpointing": True}, 1e-6), ({"precision": "bf16"}, 0.05)],
+    ids=["checkpointing", "bf16"],
+)
+def test_ways_to_save_memory_give_nearly_the_same_run(changes, tolerance, finished, tmp_path):
+    folder = train(SMALL.changed(**changes), tmp_path / "r", quiet=True)
+    losses, wanted = (
+        [line["loss"] for line in read_metrics(f) if "loss" in line] for f in (folder, finished)
+    )
+    assert losses == pytest.approx(wanted, rel=tolerance)
+    if "precision" in changes:
+        assert losses != wanted, "bf16 was not used"
+
+
+@pytest.mark.slow
+def test_a_compiled_run_is_nearly_the_same(finished, tmp_path):
+    folder = train(SMALL.changed(compile=True), tmp_path / "r", quiet=True)
+    losses, wanted = (
+        [line["loss"] for line in read_metrics(f) if "loss" in line] for f in (folder, finished)
+    )
+    assert losses == pytest.approx(wanted, rel=1e-4)
+    AutoModelForCausalLM.from_pretrained(folder / "model")
+
+
+def test_a_language_run_ends_with_its_tokenizer_and_refuses_another_text(tmp_path, monkeypatch):
+    monkeypatch.setenv("ANTIPHASE_CACHE", str(tmp_path / "cache"))
+    text = tmp_path / "text"
+    text.mkdir()
+    for i in range(80):
+        (text / f"{i}.txt").write_text(f"Chapter {i}. " + "All that is told is told twice. " * 9)
+    recipe = SMALL.changed(
+        task="language", task_options={"text": str(text), "length": 32}, evaluate_examples=4
+    )
+    whole = train(recipe, tmp_path / "whole", quiet=True)
+    tokenizer = AutoTokenizer.from_pretrained(whole / "model")
+    assert tokenizer.decode(tokenizer("told twice")["input_ids"]) == "told twice"
+    assert len(tokenizer) == AutoModelForCausalLM.from_pretrained(whole / "model").config.vocab_size
+    scored = [line for line in read_metrics(whole) if "held_out_loss" in line]
+    assert scored[-1]["held_out_recall_loss"] < scored[-1]["held_out_other_loss"]
+    assert_same_end(resume(unfinished(whole, tmp_path / "same"), quiet=True), whole)
+    other = unfinished(whole, tmp_path / "other")
+    (text / "new.txt").write_text("More.")
+    with pytest.raises(ValueError, match="has changed since this run began"):
+        resume(other, quiet=True)

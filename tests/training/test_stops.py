@@ -28,7 +28,7 @@ def command(*arguments: object) -> list[str]:
 def start(recipe: Recipe, folder: Path, **options) -> subprocess.Popen:
     """Start a run, or go on with it."""
     written = folder.parent / f"{folder.name}.yaml"
-    recipe.save(written)
+    written.write_text(recipe.as_yaml())
     resumed = (folder / "recipe.yaml").exists()
     how = ["--resume", folder] if resumed else [written, "--out", folder]
     return subprocess.Popen(
