@@ -53,6 +53,6 @@ class FixedNoise(RunningNoise):
         out, state = prefix_attention(heads.k2, heads.v_new, **visible)
         return repeat_heads(out, self.h), state
 
-    def noise_map(self, heads: Heads, **visible: Any) -> Tensor:
+    def noise_map(self, heads: Heads, visible: Tensor | None) -> Tensor:
         assert heads.k2 is not None
-        return prefix_map(heads.k2, heads.q.shape[2], **visible)
+        return prefix_map(heads.k2, heads.q.shape[2], visible)

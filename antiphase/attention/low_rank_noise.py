@@ -40,7 +40,7 @@ class LowRankNoise(RunningNoise):
         assert heads.k2 is not None
         return linear_attention(heads.q2, heads.k2, heads.v_new, **visible)
 
-    def noise_map(self, heads: Heads, **visible: Any) -> Tensor:
+    def noise_map(self, heads: Heads, visible: Tensor | None) -> Tensor:
         assert heads.q2 is not None
         assert heads.k2 is not None
-        return linear_map(heads.q2, heads.k2, **visible)
+        return linear_map(heads.q2, heads.k2, visible)

@@ -3,12 +3,14 @@
 from abc import abstractmethod
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from antiphase.attention.base import key_padding, remember, split_heads
 from antiphase.attention.heads import Heads, Inputs
 from antiphase.attention.paired import Paired
 from antiphase.ops import attention, attention_map, repeat_heads
+from antiphase.ops.arguments import causal_mask
 
 
 class RunningNoise(Paired):
@@ -37,8 +39,8 @@ class RunningNoise(Paired):
         """Return A2 V [B, h, Tq, 2d] and the state after the last key."""
 
     @abstractmethod
-    def noise_map(self, heads: Heads, **visible: Any) -> Tensor:
-        """Return A2 [B, h, Tq, Tk]."""
+    def noise_map(self, heads: Heads, visible: Tensor | None) -> Tensor:
+        """Return A2 [B, h, Tq, Tk]; `visible` broadcasts to it, True where a query may look."""
 
     def mix(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
         keys = key_padding(mask, self.name)
@@ -56,10 +58,15 @@ class RunningNoise(Paired):
                 f"maps: {self.name} keeps a running state, not the noise keys of earlier tokens; "
                 "ask for maps of the whole text at once, without a cache"
             )
-        keys = key_padding(mask, self.name)
-        keys = None if keys is None else keys.expand(len(heads.x), -1)
+        if mask is not None and mask.dtype != torch.bool:
+            raise ValueError(f"mask: got {mask.dtype}; {self.name} takes only a boolean one")
+        visible = mask
+        if causal:
+            T = heads.k.shape[2]
+            below = causal_mask(T, T, heads.k.device)
+            visible = below if mask is None else below & mask
         A1 = attention_map(heads.q, heads.k, heads.v, causal=causal, mask=mask)
-        A2 = repeat_heads(self.noise_map(heads, causal=causal, keys=keys), self.h)
+        A2 = repeat_heads(self.noise_map(heads, visible), self.h)
         lam = heads.lam.expand(*A1.shape[:3], 1)  # type: ignore[union-attr]
         return {"signal": A1, "noise": A2, "lam": lam, "difference": A1 - lam * A2}
 

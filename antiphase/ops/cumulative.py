@@ -57,13 +57,15 @@ def linear_attention(
     return out.to(out_dtype), after
 
 
-def linear_map(fq: Tensor, fk: Tensor, *, causal: bool, keys: Tensor | None = None) -> Tensor:
-    """Return the map [B, H, Tq, Tk] whose product with V is `linear_attention`'s output."""
+def linear_map(fq: Tensor, fk: Tensor, visible: Tensor | None = None) -> Tensor:
+    """Return the map [B, H, Tq, Tk] whose product with V is `linear_attention`'s output.
+
+    `visible` broadcasts to it, True where a query may look.
+    """
     dtype = statistics_dtype(fq.dtype)
-    fk = repeat_heads(_counted(fk.to(dtype), keys), fq.shape[1])
-    A = fq.to(dtype) @ fk.mT
-    if causal:
-        A = A.tril()
+    A = fq.to(dtype) @ repeat_heads(fk.to(dtype), fq.shape[1]).mT
+    if visible is not None:
+        A = A * visible
     return _ratio(A, A.sum(-1, keepdim=True))
 
 
@@ -107,12 +109,14 @@ def prefix_attention(
     return out.to(out_dtype), _packed(past[..., -1:, :], log_past[..., -1:])
 
 
-def prefix_map(s: Tensor, rows: int, *, causal: bool, keys: Tensor | None = None) -> Tensor:
-    """Return the map [B, Hkv, rows, T] whose product with V is `prefix_attention`'s output."""
-    s = _masked(s.to(statistics_dtype(s.dtype)), keys)
-    log_w = s[:, :, None, :].expand(-1, -1, rows, -1)
-    if causal:
-        log_w = log_w.masked_fill(~causal_mask(rows, s.shape[-1], s.device), NOTHING)
+def prefix_map(s: Tensor, rows: int, visible: Tensor | None = None) -> Tensor:
+    """Return the map [B, Hkv, rows, T] whose product with V is `prefix_attention`'s output.
+
+    `visible` broadcasts to it, True where a query may look.
+    """
+    log_w = s.to(statistics_dtype(s.dtype))[:, :, None, :].expand(-1, -1, rows, -1)
+    if visible is not None:
+        log_w = log_w.masked_fill(~visible, NOTHING)
     return _softmax(log_w)[0]
 
 

@@ -1,0 +1,1 @@
+"""What maps are measured by: pure functions, one family a file."""

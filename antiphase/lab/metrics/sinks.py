@@ -1,0 +1,22 @@
+"""Sinks and outliers: mass on the first token, and activations far above the usual."""
+
+import torch
+from torch import Tensor
+
+from antiphase.lab.metrics.allocation import mass, normalised
+from antiphase.lab.truth import Truth
+
+TOP = (1, 2, 3, 10, 100)
+
+
+def sink_mass(A: Tensor, truth: Truth) -> Tensor:
+    """Return the share of |A| on the first token, [B, h, n]."""
+    return mass(normalised(A), truth.sink)
+
+
+def outliers(values: Tensor) -> dict[str, float]:
+    """Return the largest magnitudes, by their place, and the median one."""
+    v = values.detach().abs().flatten().double()
+    largest = torch.topk(v, min(max(TOP), v.numel())).values
+    found = {f"top-{k}": float(largest[k - 1]) for k in TOP if k <= len(largest)}
+    return found | {"median": float(v.median())}
