@@ -269,8 +269,17 @@ def task(
     from antiphase.training.recipe import parse_setting
 
     options = dict(parse_setting(text) for text in setting or [])
-    made = find(name)(split=split, size=max(show, 1), seed=seed, **options)
+    for word in {"split", "size", "seed"} & set(options):
+        _fail(
+            f"--set {word}: is no option of the task; there is --{word}"
+            if word != "size"
+            else "--set size: is no option of the task; --show says how many"
+        )
+    if show < 1:
+        _fail(f"--show: got {show}, expected at least 1")
+    made = find(name)(split=split, size=show, seed=seed, **options)
     console.print(made.options)
+    console.print(f"{made.vocab_size} words; a guess is right {made.chance:.1%} of the time")
     for line in coloured(made, show):
         console.print(line)
     console.print(legend())
@@ -308,15 +317,17 @@ def train(
         console.print("\n".join(training.built_in()))
         return
     try:
+        given = {"task": task, "attention": attention, "size": size, "steps": steps, "seed": seed}
+        given = {k: v for k, v in given.items() if v is not None}
         if resume is not None:
+            if recipe or out or given or setting or force:
+                _fail("--resume goes on with a run as it began; it takes no other option")
             folder = training.resume(resume)
         else:
             if recipe is None and task is None:
                 _fail("give a recipe (see --list), or --task, or --resume RUN")
             chosen = training.load_recipe(recipe) if recipe else training.Recipe()
-            given = {"task": task, "attention": attention, "size": size, "steps": steps}
-            given |= {"seed": seed}
-            chosen = chosen.changed(**{k: v for k, v in given.items() if v is not None})
+            chosen = chosen.changed(**given)
             chosen = apply_settings(chosen, setting or [])
             name = (
                 f"{Path(recipe).stem if recipe else chosen.task}-{chosen.attention}-{chosen.seed}"
@@ -340,8 +351,16 @@ def compare(
 
     from antiphase.training.card import draw_curves
     from antiphase.training.compare import compare as groups_of
+    from antiphase.training.compare import ended_runs
 
-    groups = groups_of(runs)
+    if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):
+        _fail(f"--plot: got {plot}, expected a name that ends in .png, .svg or .pdf")
+    ended, others = ended_runs(runs)
+    for folder, why in others.items():
+        typer.echo(f"antiphase: {folder}: {why}; left out", err=True)
+    if not ended:
+        _fail("there is no ended run among these folders")
+    groups = groups_of(ended)
     names = [n for n in groups[0].scores if all(n in g.scores for g in groups)]
     table = Table("run", "seeds", "parameters", *names)
     for group in groups:
@@ -350,7 +369,8 @@ def compare(
     console.print(table)
     if plot is not None:
         plot.parent.mkdir(parents=True, exist_ok=True)
-        if not draw_curves({folder.name: folder for folder in runs}, plot):
+        same = len({folder.name for folder in ended}) < len(ended)
+        if not draw_curves({str(f) if same else f.name: f for f in ended}, plot):
             _fail("--plot: needs matplotlib; pip install 'antiphase[plots]'")
         console.print(f"wrote {plot}")
 

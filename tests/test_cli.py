@@ -214,7 +214,13 @@ def test_train_compare_and_go_on(tmp_path: Path):
     assert result.exit_code == 0, result.output
     assert "±" in result.output  # two seeds of standard
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "is no run" in str(invoke("compare", str(tmp_path)).exception)
+    mixed = invoke("compare", folders[0], str(tmp_path))
+    assert mixed.exit_code == 0
+    assert "is no run (no recipe.yaml in it); left out" in mixed.output
+    assert "no ended run among" in invoke("compare", str(tmp_path)).output
+    assert "would count twice" in str(invoke("compare", folders[0], folders[0]).exception)
+    assert invoke("compare", folders[0], "--plot", str(tmp_path / "x")).exit_code == 2
+    assert invoke("train", "--resume", folders[0], "--steps", "9").exit_code == 2
 
 
 def test_train_says_what_is_missing():

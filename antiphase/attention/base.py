@@ -6,7 +6,7 @@ out = merge(o, heads)   norm or gate where there is one, then W_O
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from antiphase.attention.heads import Cache, Heads, Inputs, Rotary
 from antiphase.ops import rotary_table, rotate
+from antiphase.options import build
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Attention(nn.Module, ABC):
     """
 
     name: ClassVar[str]
+    version: ClassVar[int] = 1  # raised by hand when what the layer computes changes
     Options: ClassVar[type] = NoOptions
     static_cache: ClassVar[bool] = True  # keys and values fit transformers' static cache
     running_state: ClassVar[bool] = False  # decoding keeps a state beside keys and values
@@ -55,7 +57,7 @@ class Attention(nn.Module, ABC):
         self.head_dim = hidden_size // num_heads if head_dim is None else head_dim
         self.layer, self.bias, self.eps, self.rope_theta = layer, bias, eps, rope_theta
         _check_numbers(self.head_dim, layer, eps, rope_theta)
-        self.options: Any = build_options(self.name, self.Options, options)
+        self.options: Any = build(f"mechanism {self.name!r}", self.Options, options)
         self.build()
         if rope_theta is not None and any(width % 2 for width in self.rotary_widths):
             raise ValueError(
@@ -188,24 +190,6 @@ def _four_dimensions(mask: Tensor, B: int, Tk: int) -> Tensor:
             f"{[B, Tk]}, or 4 dimensions that broadcast to [B, heads, T, Tk]"
         )
     return mask
-
-
-def build_options(name: str, kind: type, options: dict[str, Any]) -> Any:
-    """Return the mechanism's options, checked; name the allowed ones if there is another."""
-    allowed = [field.name for field in fields(kind)]
-    for option in options:
-        if option not in allowed:
-            known = f"its options are {', '.join(allowed)}" if allowed else "it has no options"
-            raise ValueError(f"mechanism {name!r} has no option {option!r}; {known}")
-    for field in fields(kind):
-        value, wanted = options.get(field.name, field.default), type(field.default)
-        if wanted in (bool, int) and type(value) is not wanted:
-            word = "True or False" if wanted is bool else "a whole number"
-            raise ValueError(f"{name}, {field.name}: got {value!r}, expected {word}")
-    try:
-        return kind(**options)
-    except ValueError as error:
-        raise ValueError(f"{name}, {error}") from error
 
 
 def _check_numbers(head_dim: int, layer: int, eps: float, rope_theta: float | None) -> None:

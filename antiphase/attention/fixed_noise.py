@@ -15,19 +15,12 @@ from antiphase.attention.parts import NoiseOptions
 from antiphase.attention.running_noise import RunningNoise
 from antiphase.ops import prefix_attention, prefix_map, repeat_heads, statistics_dtype
 
-GATES = ("learned", "mean")
-
 
 @dataclass(frozen=True)
 class FixedNoiseOptions(NoiseOptions):
     """`gate`: "learned" weights g = exp(w . x), or the parameter-free running "mean"."""
 
     gate: Literal["learned", "mean"] = "learned"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.gate not in GATES:
-            raise ValueError(f"gate: got {self.gate!r}, allowed are {', '.join(GATES)}")
 
 
 class FixedNoise(RunningNoise):

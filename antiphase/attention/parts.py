@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from antiphase.ops import rms_norm, statistics_dtype
 
-NORMS = ("rms", "scalar", "none")
-
 
 @dataclass(frozen=True)
 class NoiseOptions:
@@ -27,7 +25,6 @@ class NoiseOptions:
     def __post_init__(self) -> None:
         _number_or("lam", self.lam, "learned")
         _number_or("lam_init", self.lam_init, "depth")
-        check_norm(self.head_norm)
         if self.lam_init != "depth" and self.lam != "learned" and self.head_norm != "rms":
             raise ValueError(
                 f"lam_init={self.lam_init} has no effect when lam is fixed at {self.lam} and "
@@ -35,12 +32,6 @@ class NoiseOptions:
             )
         if self.head_norm == "rms" and self.lam_init == 1:
             raise ValueError("lam_init=1 makes the norm's factor 1 - lam_init zero; choose another")
-
-
-def check_norm(head_norm: str) -> None:
-    """Refuse a head norm that does not exist."""
-    if head_norm not in NORMS:
-        raise ValueError(f"head_norm: got {head_norm!r}, allowed are {', '.join(NORMS)}")
 
 
 def _number_or(name: str, value: Any, word: str) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from antiphase.attention.base import Attention, remember, split_heads
 from antiphase.attention.heads import Heads, Inputs
-from antiphase.attention.parts import HeadNorm, check_norm
+from antiphase.attention.parts import HeadNorm
 from antiphase.ops import attention, attention_map
 
 
@@ -21,9 +21,6 @@ class StandardOptions:
 
     head_norm: Literal["rms", "scalar", "none"] = "none"
     half_dim: bool = False
-
-    def __post_init__(self) -> None:
-        check_norm(self.head_norm)
 
 
 class OneMap(Attention):

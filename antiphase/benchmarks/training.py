@@ -49,7 +49,7 @@ class _Bare:
 
     def batch(self, number: int) -> dict[str, torch.Tensor]:
         first = number * self.size
-        return collate(self.data.examples(range(first, first + self.size)))
+        return collate(self.data.__getitems__(list(range(first, first + self.size))))
 
     def step(self, number: int) -> None:
         loss = self.model(**self.batch(number), use_cache=False).loss

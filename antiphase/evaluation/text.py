@@ -4,8 +4,6 @@ A token is an associative-recall hit if the n-gram that it closes stood earlier 
 could have been looked up. Differential attention is said to gain there most.
 """
 
-import math
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -37,7 +35,7 @@ def score_text(
     each, hit = np.concatenate(losses), np.concatenate(hits)
     return {
         "loss": float(each.mean()),
-        "perplexity": math.exp(float(each.mean())),
+        "perplexity": float(np.exp(np.minimum(each.mean(), 700.0))),
         "recall_loss": float(each[hit].mean()) if hit.any() else float("nan"),
         "other_loss": float(each[~hit].mean()) if (~hit).any() else float("nan"),
         "recall_share": float(hit.mean()),

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from antiphase.options import build
 from antiphase.tasks.addressed import Draw, fingerprints, key_of
 
 Array = NDArray[np.int64]
@@ -97,7 +98,7 @@ class Task(Dataset[dict[str, torch.Tensor]], ABC):
         if size < 1:
             raise ValueError(f"size: got {size}, expected at least 1 example")
         self.split, self.size, self.seed = split, size, seed
-        self.options: Any = build_options(self.name, self.Options, options)
+        self.options: Any = build(f"task {self.name!r}", self.Options, options)
         self.words = self.vocabulary()
         content = {k: v for k, v in asdict(self.options).items() if k not in self.arrangement}
         self._key = key_of(self.name, self.version, content, seed, split)
@@ -160,10 +161,16 @@ class Task(Dataset[dict[str, torch.Tensor]], ABC):
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         if not 0 <= index < self.size:
             raise IndexError(f"{self.name}: has {self.size} examples, asked for number {index}")
-        return {name: t[0] for name, t in as_tensors(self.examples([index])).items()}
+        return rows_of(self.examples([index]))[0]
 
-    def __getitems__(self, indices: list[int]) -> Examples:
-        return self.examples(indices)
+    def __getitems__(self, indices: list[int]) -> list[dict[str, torch.Tensor]]:
+        return rows_of(self.examples(indices))
+
+
+def rows_of(batch: Examples) -> list[dict[str, torch.Tensor]]:
+    """Return a batch as one dictionary a text, as data loaders like it."""
+    tensors = as_tensors(batch)
+    return [{name: t[i] for name, t in tensors.items()} for i in range(len(batch))]
 
 
 def as_tensors(batch: Examples) -> dict[str, torch.Tensor]:
@@ -174,20 +181,6 @@ def as_tensors(batch: Examples) -> dict[str, torch.Tensor]:
         "roles": torch.from_numpy(batch.roles),
         "needle": torch.from_numpy(batch.needle),
     }
-
-
-def build_options(name: str, kind: type, options: dict[str, Any]) -> Any:
-    """Return a task's options, checked; name the allowed ones if there is another."""
-    allowed = [field.name for field in fields(kind)]
-    for option in options:
-        if option not in allowed:
-            raise ValueError(
-                f"{name}: has no option {option!r}; its options are {', '.join(allowed)}"
-            )
-    try:
-        return kind(**options)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{name}: {error}") from error
 
 
 def named(kind: str, n: int) -> list[str]:

@@ -6,15 +6,16 @@ Texts of `length` tokens are cut from the packed corpus and come in a random ord
 draws anew; documents are parted by the end token, and a text may span several.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from antiphase.options import build
 from antiphase.tasks.addressed import key_of, mix
-from antiphase.tasks.base import Array, Examples, Role, build_options
+from antiphase.tasks.base import Array, Examples, Role, rows_of
 from antiphase.tasks.corpus import BUILTIN
 from antiphase.tasks.packed import SHARES, PackedText, pack
 from antiphase.tasks.tokenizer import BYTES
@@ -25,14 +26,12 @@ class LanguageOptions:
     """`text` sources (files, globs, folders, `stdlib`, `datasets:NAME`), `tokenizer`, `length`."""
 
     length: int = 256
-    text: list[str] = field(default_factory=lambda: [BUILTIN])
+    text: list[str] | str = field(default_factory=lambda: [BUILTIN])
     tokenizer: str = BYTES
 
     def __post_init__(self) -> None:
         if self.length < 2:
             raise ValueError(f"length: got {self.length}, expected at least 2 tokens")
-        if isinstance(self.text, str):
-            object.__setattr__(self, "text", [self.text])
 
 
 class Language(Dataset[dict[str, torch.Tensor]]):
@@ -47,15 +46,19 @@ class Language(Dataset[dict[str, torch.Tensor]]):
     ) -> None:
         if split not in SHARES:
             raise ValueError(f"split: got {split!r}, allowed are {', '.join(SHARES)}")
+        if size < 1:
+            raise ValueError(f"size: got {size}, expected at least 1 text")
         self.split, self.size, self.seed = split, size, seed
-        self.options: LanguageOptions = build_options(self.name, self.Options, options)
-        self.packed: PackedText = pack(self.options.text, self.options.tokenizer)
+        self.options = build(f"task {self.name!r}", LanguageOptions, options)
+        text = self.options.text
+        sources = [text] if isinstance(text, str) else text
+        self.packed: PackedText = pack(sources, self.options.tokenizer)
         self._tokens = self.packed.tokens(split)
         self.texts = len(self._tokens) // self.length
         if self.texts == 0:
             raise ValueError(
                 f"text: the {split!r} part has {len(self._tokens)} tokens, fewer than one text of "
-                f"{self.length}; give more text or a smaller length"
+                f"{self.length}; give more text, a smaller length or another tokenizer"
             )
         if split != "train":
             self.size = min(size, self.texts)
@@ -94,8 +97,9 @@ class Language(Dataset[dict[str, torch.Tensor]]):
         return self.size
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        made = self.examples([index])
-        return {f.name: torch.from_numpy(getattr(made, f.name))[0] for f in fields(made)}
+        if not 0 <= index < self.size:
+            raise IndexError(f"{self.name}: has {self.size} texts, asked for number {index}")
+        return rows_of(self.examples([index]))[0]
 
-    def __getitems__(self, indices: list[int]) -> Examples:
-        return self.examples(indices)
+    def __getitems__(self, indices: list[int]) -> list[dict[str, torch.Tensor]]:
+        return rows_of(self.examples(indices))

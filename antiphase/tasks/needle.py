@@ -10,6 +10,7 @@ haystack, and every repeat is a question, too: many more targets a text, for tra
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -22,11 +23,12 @@ from antiphase.tasks.pairs import PairOptions, PairTask
 class NeedleOptions(PairOptions):
     """`needles` of `keys` and `values`; `queried` at the end; `noise` and `depth` in [0, 1].
 
-    Noise has keys of its own, the `decoys`; with 0 decoys it takes the keys that the needles of the
-    text have left, which is harder.
+    Noise has keys of its own, the `decoys`; a share `near` of it takes instead the keys that the
+    needles of the text have left: it resembles a needle in all but which key it is.
     """
 
     decoys: int = 16
+    near: float = 0.0
     needles: int = 4
     queried: int = 1
     repeats: int = 0
@@ -35,16 +37,20 @@ class NeedleOptions(PairOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("noise", "depth"):
+        for name in ("noise", "near", "depth"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
                 raise ValueError(f"{name}: got {value}, expected 0 to 1")
         if not 1 <= self.queried <= self.needles:
             raise ValueError(f"queried: got {self.queried}, expected 1 to needles={self.needles}")
-        if self.needles > self.keys - (self.decoys == 0):
+        if self.needles > self.keys - (self.near > 0):
             raise ValueError(
                 f"needles: got {self.needles} of keys={self.keys}; there must be as many keys, and "
-                "without decoys one more for the noise"
+                "with near noise one more for it"
+            )
+        if self.near < 1 and self.decoys < 1:
+            raise ValueError(
+                f"decoys: got {self.decoys} with near={self.near}; noise that is not near needs one"
             )
         if self.depth is not None and self.repeats:
             raise ValueError("depth: places the needle, and repeats scatter it; use one of them")
@@ -66,6 +72,8 @@ class Needle(PairTask):
 
     name = "needle"
     Options = NeedleOptions
+    kept_out: ClassVar[int] = 0  # keys that no text holds, the last in its order of keys
+    arrangement = ("near",)  # draws the same needles, whatever keys the noise has
 
     def vocabulary(self) -> list[str]:
         words = super().vocabulary()
@@ -81,9 +89,11 @@ class Needle(PairTask):
         kind = self._kinds(random, S, M)  # [B, S]: needle number, -1 noise, -2 filler
         pairs = np.empty((B, S, 2), dtype=np.int64)
         pairs[:] = self.filler + random.integers("fillers", 2 * S, o.fillers).reshape(B, S, 2)
-        noise_keys = self.decoy + random.integers("noise keys", S, o.decoys)
-        if not o.decoys:
-            noise_keys = self.key + keys[rows, N + random.integers("noise keys", S, o.keys - N)]
+        noise_keys = self.decoy + random.integers("noise keys", S, max(o.decoys, 1))
+        if o.near:
+            left = o.keys - N - self.kept_out
+            near = self.key + keys[rows, N + random.integers("near keys", S, left)]
+            noise_keys = np.where(random.uniform("near", S) < o.near, near, noise_keys)
         pairs[..., 0] = np.where(kind == -1, noise_keys, pairs[..., 0])
         noise_values = self.value + random.integers("noise values", S, o.values)
         pairs[..., 1] = np.where(kind == -1, noise_values, pairs[..., 1])

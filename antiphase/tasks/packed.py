@@ -1,8 +1,9 @@
 """Text as files of tokens: tokenised once, memory-mapped ever after.
 
 Documents are dealt to train, validation and test by a hash of their content before anything is
-packed, so that validation text is never trained on. Within a file they stand one after the other,
-each closed by the end token; texts of a fixed length are cut across them.
+packed, so that validation text is never trained on; a few documents are dealt by the piece. Within
+a file they stand one after the other, each closed by the end token; texts of a fixed length are cut
+across them.
 """
 
 import hashlib
@@ -19,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antiphase.tasks.corpus import Document, documents, manifest
-from antiphase.tasks.tokenizer import make_tokenizer, saved_tokenizer
+from antiphase.tasks.tokenizer import identity, make_tokenizer, saved_tokenizer
 
 SHARES = {"train": range(4, 100), "validation": range(2, 4), "test": range(2)}  # of 100
+FEW = 100  # documents; fewer are cut, each into about as many pieces
 _BATCH = 256
 
 
@@ -58,11 +60,12 @@ class PackedText:
 def pack(sources: list[str], kind: str) -> PackedText:
     """Return the packed text of these sources and this tokenizer, made now or found."""
     about = manifest(sources)
-    name = hashlib.sha256(f"{about['sha256']} {kind} 1".encode()).hexdigest()[:16]
+    name = hashlib.sha256(f"{about['sha256']} {identity(kind)} 1".encode()).hexdigest()[:16]
     folder = cache_folder() / name
     found = _load(folder)
     if found is not None:
-        return found
+        return PackedText(folder, found.manifest | about)  # the same text may have other names
+    shutil.rmtree(folder, ignore_errors=True)  # one without a manifest that can be read
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=folder.parent))
     try:
@@ -87,14 +90,15 @@ def _load(folder: Path) -> PackedText | None:
 
 
 def _write(work: Path, sources: list[str], kind: str, about: dict[str, Any]) -> None:
-    train = (d.text for d in documents(sources) if _split(d) == "train")
+    few = about["documents"] < FEW
+    train = (d.text for d in _pieces(sources, few) if _split(d) == "train")
     tokenizer = make_tokenizer(kind, train)
     tokenizer.save_pretrained(work)
     dtype = "uint16" if len(tokenizer) <= 1 << 16 else "uint32"
     counts = dict.fromkeys(SHARES, 0)
     files = {split: (work / f"{split}.bin").open("wb") for split in SHARES}
     try:
-        for batch in _batches(documents(sources)):
+        for batch in _batches(_pieces(sources, few)):
             encoded = tokenizer([d.text for d in batch], add_special_tokens=False)["input_ids"]
             for document, ids in zip(batch, encoded, strict=True):
                 split = _split(document)
@@ -111,6 +115,23 @@ def _write(work: Path, sources: list[str], kind: str, about: dict[str, Any]) -> 
         "tokens": counts,
     }
     (work / "manifest.json").write_text(json.dumps(full, indent=1))
+
+
+def _pieces(sources: list[str], few: bool) -> Iterator[Document]:
+    """Return the documents; a few are cut at line breaks, so that every split gets some."""
+    for document in documents(sources):
+        if not few:
+            yield document
+            continue
+        lines, size = document.text.splitlines(keepends=True), max(1, len(document.text) // FEW)
+        piece, number = "", 0
+        for line in lines:
+            piece += line
+            if len(piece) >= size:
+                yield Document(f"{document.name}#{number}", piece)
+                piece, number = "", number + 1
+        if piece:
+            yield Document(f"{document.name}#{number}", piece)
 
 
 def _split(document: Document) -> str:

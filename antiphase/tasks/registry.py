@@ -13,7 +13,9 @@ TASKS: dict[str, type[Task]] = {
 
 
 def task(name: str) -> type[Task]:
-    """Return the class of a task, or say which names there are."""
+    """Return the class of a made-up task, or say which names there are."""
+    if name == "language":
+        raise ValueError("task: language is real text; it is antiphase.tasks.Language")
     if name not in TASKS:
-        raise ValueError(f"task: got {name!r}, allowed are {', '.join(TASKS)}, language")
+        raise ValueError(f"task: got {name!r}, allowed are {', '.join(TASKS)}")
     return TASKS[name]

@@ -3,6 +3,7 @@
 All come as a `PreTrainedTokenizerFast`, so that a model saved beside one generates text by itself.
 """
 
+import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,17 @@ def make_tokenizer(kind: str, texts: Iterable[str]) -> Any:
     if loaded.eos_token_id is None:
         raise ValueError(f"tokenizer: {kind} has no end token to part documents with")
     return loaded
+
+
+def identity(kind: str) -> str:
+    """Return what tells a tokenizer from another: its kind, and what a folder holds."""
+    folder = Path(kind)
+    if not folder.is_dir():
+        return kind
+    digest = hashlib.sha256()
+    for path in sorted(p for p in folder.iterdir() if p.suffix in (".json", ".model", ".txt")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def _bytes() -> Tokenizer:

@@ -9,8 +9,6 @@ are counted apart.
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from antiphase.tasks.addressed import Draw
 from antiphase.tasks.base import Examples, Role
 from antiphase.tasks.needle import Needle, NeedleOptions
@@ -28,10 +26,10 @@ class UnanswerableOptions(NeedleOptions):
             raise ValueError(f"absent: got {self.absent}, expected 0 to 1")
         if self.queried != 1:
             raise ValueError(f"queried: got {self.queried}; one question a text may have no answer")
-        if self.needles + 1 + (self.decoys == 0) > self.keys:
+        if self.needles + 1 + (self.near > 0) > self.keys:
             raise ValueError(
                 f"keys: got {self.keys}; beside {self.needles} needles, an absent key needs one, "
-                "and noise without decoys another"
+                "and near noise another"
             )
 
 
@@ -39,6 +37,8 @@ class Unanswerable(Needle):
     """Retrieval, or refusal where there is nothing to find."""
 
     name = "unanswerable"
+    version = 2
+    kept_out = 1
     Options = UnanswerableOptions
 
     def vocabulary(self) -> list[str]:
@@ -49,11 +49,7 @@ class Unanswerable(Needle):
     def draw(self, random: Draw) -> Examples:
         out = super().draw(random)
         absent = random.uniform("absent", 1)[:, 0] < self.options.absent
-        # A key that no slot holds: the first in a random order that is not in the text.
-        keys = self.key + random.permutations("absent keys", self.options.keys)
-        present = (out.tokens[:, None, :-2] == keys[:, :, None]).any(-1)
-        missing = np.take_along_axis(keys, present.argmin(axis=1)[:, None], axis=1)[:, 0]
-        absent &= ~present.all(axis=1)
+        missing = self.key + random.permutations("keys", self.options.keys)[:, -1]
         out.tokens[absent, -2], out.tokens[absent, -1] = missing[absent], self.refusal
         out.needle[absent, -2:] = -1
         out.roles[absent, -2:] = (Role.QUERY, Role.TARGET)

@@ -21,6 +21,8 @@ def final_scores(folder: Path) -> dict[str, float]:
 def write_run_card(folder: Path, recipe: Recipe) -> None:
     """Write README.md and, where matplotlib is installed, curve.png."""
     rows = "\n".join(f"| {name} | {value:.4g} |" for name, value in final_scores(folder).items())
+    skipped = sum("skipped" in line for line in read_metrics(folder))
+    note = f"\n**{skipped} steps were skipped** (`why` in metrics.jsonl).\n" if skipped else ""
     settings = "\n".join(f"| {name} | `{value}` |" for name, value in recipe.as_dict().items())
     picture = (
         "\n![curve](curve.png)\n"
@@ -30,8 +32,8 @@ def write_run_card(folder: Path, recipe: Recipe) -> None:
     (folder / "README.md").write_text(
         f"# {recipe.task}, {recipe.attention}, seed {recipe.seed}\n\n"
         f"Held-out scores at step {recipe.steps}:\n\n| score | value |\n|---|---|\n{rows}\n"
-        f"{picture}\nMade by `antiphase train` from `recipe.yaml`, on what `environment.json` says:"
-        f"\n\n| field | value |\n|---|---|\n{settings}\n",
+        f"{note}{picture}\nMade by `antiphase train` from `recipe.yaml`, on what "
+        f"`environment.json` says:\n\n| field | value |\n|---|---|\n{settings}\n",
         encoding="utf-8",
     )
 

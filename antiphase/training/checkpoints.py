@@ -42,6 +42,8 @@ def fault(folder: Path) -> str | None:
     except FileNotFoundError:
         return "it was not finished (no manifest)"
     except (OSError, ValueError):
+        files = None
+    if not isinstance(files, dict):
         return "its manifest cannot be read"
     for name, checksum in files.items():
         path = folder / name
@@ -63,10 +65,12 @@ def newest(folder: Path) -> tuple[Path | None, dict[str, str]]:
     return None, faults
 
 
-def discard(folder: Path, names: list[str]) -> None:
-    """Remove checkpoints that do not count."""
+def set_aside(folder: Path, names: list[str]) -> None:
+    """Rename checkpoints that do not count, out of the way of those to come."""
     for name in names:
-        shutil.rmtree(folder / name)
+        aside = folder / f"damaged-{name}"
+        shutil.rmtree(aside, ignore_errors=True)
+        (folder / name).rename(aside)
 
 
 def require_space(folder: Path, wanted: int) -> None:

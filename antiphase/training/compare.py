@@ -7,7 +7,7 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from antiphase.training.card import summary_row
+from antiphase.training.card import final_scores, summary_row
 from antiphase.training.recipe import Recipe, load_recipe
 
 # Two-sided 95% quantiles of Student's t by degrees of freedom; the last stands for more, too.
@@ -36,17 +36,32 @@ class Group:
 
 
 def compare(folders: list[Path]) -> list[Group]:
-    """Return the runs grouped by their recipes, seeds apart."""
+    """Return ended runs grouped by their recipes, seeds apart."""
     found: dict[str, list[tuple[Recipe, Path]]] = {}
     for folder in folders:
-        if not (folder / "recipe.yaml").is_file():
-            raise ValueError(f"{folder}: is no run (no recipe.yaml in it)")
-        if not (folder / "model" / "model.safetensors").is_file():
-            raise ValueError(f"{folder}: has not ended yet; go on with antiphase train --resume")
+        if not final_scores(folder):
+            raise ValueError(f"{folder}: has no scores in its metrics.jsonl")
         recipe = load_recipe(str(folder / "recipe.yaml"))
-        found.setdefault(recipe.changed(seed=0).digest(), []).append((recipe, folder))
+        group = found.setdefault(recipe.changed(seed=0).digest(), [])
+        for other, path in group:
+            if other.seed == recipe.seed:
+                raise ValueError(
+                    f"{folder}: has the recipe and seed of {path}; one run would count twice"
+                )
+        group.append((recipe, folder))
     recipes = [runs[0][0] for runs in found.values()]
     return [_group(runs, recipes) for runs in found.values()]
+
+
+def ended_runs(folders: list[Path]) -> tuple[list[Path], dict[Path, str]]:
+    """Return the runs among these folders that have ended, and why the others are none of them."""
+    others = {}
+    for folder in folders:
+        if not (folder / "recipe.yaml").is_file():
+            others[folder] = "is no run (no recipe.yaml in it)"
+        elif not (folder / "model" / "model.safetensors").is_file():
+            others[folder] = "has not ended yet; go on with antiphase train --resume"
+    return [folder for folder in folders if folder not in others], others
 
 
 def _group(runs: list[tuple[Recipe, Path]], recipes: list[Recipe]) -> Group:

@@ -7,12 +7,15 @@ recipe is stored with the run.
 import dataclasses
 import hashlib
 import json
+import math
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
+
+from antiphase.options import fitted
 
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
 PRECISIONS = ("fp32", "bf16")
@@ -42,11 +45,12 @@ class Recipe:
     beta2: float = 0.95
     weight_decay: float = 0.1
     clip: float = 1.0  # of the gradient's norm, 0 for none
+    rank_penalty: float = 0.0  # on the mean effective rank of the noise maps, added to the loss
     # schedule
     schedule: str = "cosine"
     warmup: float = 0.05  # share of the steps, or a number of them
     final_lr: float = 0.04  # share of lr at the end
-    decay: float = 0.2  # share of the steps in which wsd comes down
+    decay: float = 0.2  # share of the steps after warm-up in which wsd comes down
     # how
     precision: str = "fp32"
     compile: bool = False
@@ -59,6 +63,7 @@ class Recipe:
     checkpoint_every: int = 100
     keep: int = 2  # checkpoints; one of them may be half written
     snapshots: list[int] = field(default_factory=list)  # steps whose maps are kept for the lab
+    milestones: list[int] = field(default_factory=list)  # steps whose weights are; 0 is the start
     spike: float | None = None  # a gradient norm above this many times its running mean
     report: list[str] = field(default_factory=list)  # tensorboard, wandb: what the Trainer knows
     on_trouble: str = "stop"  # loss not finite, or a spike: stop, or skip the step
@@ -74,7 +79,8 @@ class Recipe:
                 raise ValueError(
                     f"recipe: has no field {name!r}; its fields are {', '.join(known)}"
                 )
-        return dataclasses.replace(self, **{k: _number(v) for k, v in fields.items()})
+        hints = get_type_hints(Recipe)
+        return dataclasses.replace(self, **{k: fitted(k, v, hints[k]) for k, v in fields.items()})
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as plain data."""
@@ -87,14 +93,6 @@ class Recipe:
     def as_yaml(self) -> str:
         """Return the recipe as YAML, to be loaded again."""
         return yaml.safe_dump(self.as_dict(), sort_keys=False)
-
-
-def _number(value: Any) -> Any:
-    """Return `1e-3` as the number that YAML does not see in it without a dot."""
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
 
 
 def load_recipe(source: str) -> Recipe:
@@ -129,7 +127,10 @@ def parse_setting(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise ValueError(f"--set: got {text!r}, expected NAME=VALUE")
-    return name.strip(), yaml.safe_load(value)
+    try:
+        return name.strip(), yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ValueError(f"--set: {text!r} cannot be read ({error})") from error
 
 
 def apply_settings(recipe: Recipe, settings: list[str]) -> Recipe:
@@ -146,6 +147,23 @@ def apply_settings(recipe: Recipe, settings: list[str]) -> Recipe:
     return recipe
 
 
+_LEAST = {
+    "steps": 1,
+    "batch_size": 1,
+    "accumulate": 1,
+    "log_every": 1,
+    "evaluate_every": 1,
+    "evaluate_examples": 1,
+    "checkpoint_every": 1,
+    "keep": 2,  # one counts while the next is written
+    "threads": 1,
+    "warmup": 0,
+    "weight_decay": 0,
+    "clip": 0,
+    "rank_penalty": 0,
+}
+
+
 def _check(r: Recipe) -> None:
     for name, allowed in {
         "schedule": SCHEDULES,
@@ -154,26 +172,17 @@ def _check(r: Recipe) -> None:
     }.items():
         if getattr(r, name) not in allowed:
             raise ValueError(f"{name}: got {getattr(r, name)!r}, allowed are {', '.join(allowed)}")
-    for f in dataclasses.fields(r):
-        value, default = getattr(r, f.name), f.default
-        number = isinstance(default, (int, float)) and not isinstance(default, bool)
-        if number and (isinstance(value, bool) or not isinstance(value, (int, float))):
-            raise ValueError(f"{f.name}: got {value!r}, expected a number")
-        if isinstance(default, bool) and not isinstance(value, bool):
-            raise ValueError(f"{f.name}: got {value!r}, expected true or false")
-    for name in ("steps", "batch_size", "accumulate", "log_every", "checkpoint_every", "keep"):
+    for name, least in _LEAST.items():
         value = getattr(r, name)
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}: got {value!r}, expected a whole number of at least 1")
-    if r.keep < 2:
-        raise ValueError(
-            f"keep: got {r.keep}, expected at least 2: one counts while the next is written"
-        )
-    if r.lr <= 0 or not 0 <= r.final_lr <= 1 or not 0 <= r.decay <= 1:
-        raise ValueError(
-            f"lr, final_lr, decay: got {r.lr}, {r.final_lr}, {r.decay}, expected lr above 0 and "
-            "shares from 0 to 1"
-        )
+        if value is not None and not (math.isfinite(value) and value >= least):
+            raise ValueError(f"{name}: got {value!r}, expected at least {least}")
+    for name in ("final_lr", "decay", "beta1", "beta2"):
+        if not 0 <= getattr(r, name) <= 1:
+            raise ValueError(f"{name}: got {getattr(r, name)}, expected 0 to 1")
+    if not 0 < r.lr < math.inf:
+        raise ValueError(f"lr: got {r.lr}, expected a number above 0")
+    if r.spike is not None and r.spike <= 1:
+        raise ValueError(f"spike: got {r.spike}, expected more than 1 times the running mean")
     if r.batch_size % r.accumulate:
         raise ValueError(
             f"accumulate: {r.accumulate} parts do not divide batch_size {r.batch_size}; change one"

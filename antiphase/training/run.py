@@ -1,8 +1,9 @@
 """One training run, in a folder: start it, kill it, go on with it, and nothing is lost.
 
 recipe.yaml      what was run          metrics.jsonl   what was measured
-checkpoints/     the last whole ones   snapshots/      maps at chosen steps
-tensorboard/     if asked for          text.json       what text it was
+checkpoints/     the last whole ones   text.json       what text it was
+snapshots/       maps at chosen steps  milestones/     weights at chosen steps
+tensorboard/     if asked for
 model/           the end, to load      environment.json, README.md, curve.png
 """
 
@@ -16,10 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
-from transformers import PrinterCallback, set_seed
+from transformers import PrinterCallback, TrainingArguments, set_seed
 from transformers.integrations import TensorBoardCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.utils.logging import disable_progress_bar
@@ -28,6 +29,7 @@ from antiphase import __version__
 from antiphase.evaluation import score_answers, score_text
 from antiphase.models import AntiphaseConfig, AntiphaseForCausalLM, preset
 from antiphase.ops.fused_cpu.cpu import cpu_name, guard_bf16
+from antiphase.options import fitted
 from antiphase.tasks import Language, Task, task
 from antiphase.training import checkpoints
 from antiphase.training.card import write_run_card
@@ -35,24 +37,37 @@ from antiphase.training.progress import Progress
 from antiphase.training.recipe import Recipe, load_recipe
 from antiphase.training.stopping import Stop, StoppedError
 from antiphase.training.trainer import RunTrainer, arguments
-from antiphase.training.watch import Evaluations, Metrics, Snapshots, Speed
+from antiphase.training.watch import Evaluations, Metrics, Milestones, Snapshots, Speed, save_whole
 
 RECIPE = "recipe.yaml"
 
 
 def dataset(recipe: Recipe, split: str, size: int) -> Task | Language:
     """Return a split of the recipe's task."""
+    for name in {"split", "size", "seed"} & set(recipe.task_options):
+        raise ValueError(f"task_options: {name} is no option of a task; the run itself sets it")
     kind: Any = Language if recipe.task == "language" else task(recipe.task)
     return kind(split=split, size=size, seed=recipe.seed, **recipe.task_options)
 
 
 def model_config(recipe: Recipe, data: Task | Language) -> AntiphaseConfig:
     """Return the model's configuration: a preset, sized to the task."""
+    own = {"attention": "attention", "attention_options": "attention_options"}
+    hints = get_type_hints(AntiphaseConfig.__init__)
+    for name in recipe.model:
+        if name in own:
+            raise ValueError(f"model: {name} is a field of the recipe itself, set {own[name]}")
+        if name not in hints or name in ("kwargs", "return"):
+            known = ", ".join(n for n in hints if n not in ("kwargs", "return", *own))
+            raise ValueError(f"model: has no field {name!r}; its fields are {known}")
     fields = {
         "vocab_size": data.vocab_size,
         "max_position_embeddings": max(2048, data.length),
-        **recipe.model,
+        **{name: fitted(f"model.{name}", v, hints[name]) for name, v in recipe.model.items()},
     }
+    for name, value in fields.items():
+        if type(value) is int and value < 1 and not name.endswith("token_id"):
+            raise ValueError(f"model.{name}: got {value}, expected at least 1")
     if fields["vocab_size"] < data.vocab_size:
         raise ValueError(
             f"model: vocab_size {fields['vocab_size']} is smaller than the task's {data.vocab_size}"
@@ -62,38 +77,52 @@ def model_config(recipe: Recipe, data: Task | Language) -> AntiphaseConfig:
     )
 
 
-def train(recipe: Recipe, folder: Path, *, force: bool = False, quiet: bool = False) -> Path:
+def train(recipe: Recipe, folder: Path | str, *, force: bool = False, quiet: bool = False) -> Path:
     """Train from the start into a new folder; overwrite an existing run only with `force`."""
+    folder = Path(folder)
     # the others of a distributed run come later than the first one's files
-    if _first_process() and folder.exists() and any(folder.iterdir()) and not force:
-        raise ValueError(
-            f"{folder}: holds something already; go on with --resume, or overwrite with --force"
-        )
-    parts = _Parts.of(recipe)  # before anything is written: a recipe may ask for what is not there
+    if _first_process() and folder.exists() and any(folder.iterdir()):
+        if not force:
+            raise ValueError(
+                f"{folder}: holds something already; go on with --resume, or overwrite with --force"
+            )
+        if not (folder / RECIPE).is_file():
+            raise ValueError(
+                f"{folder}: holds something that is no run (no {RECIPE}); --force overwrites runs "
+                "only"
+            )
+    parts = _Parts.of(recipe, folder)  # before anything is lost or written, for what is not there
     if _first_process():
-        if folder.exists():
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True)
+        for old in folder.iterdir() if folder.exists() else ():
+            shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
+        folder.mkdir(parents=True, exist_ok=True)
         checkpoints.write_whole(folder / "environment.json", json.dumps(environment(), indent=1))
         checkpoints.write_whole(folder / RECIPE, recipe.as_yaml())
     return _go(recipe, parts, folder, None, quiet)
 
 
-def resume(folder: Path, *, quiet: bool = False) -> Path:
+def resume(folder: Path | str, *, quiet: bool = False) -> Path:
     """Go on with a run from its last whole checkpoint, or from the start if there is none."""
+    folder = Path(folder)
     if not (folder / RECIPE).is_file():
         raise ValueError(f"{folder}: is no run (no {RECIPE} in it)")
     recipe = load_recipe(str(folder / RECIPE))
     if (folder / "model" / "config.json").is_file():
+        if not (folder / "README.md").is_file():
+            write_run_card(folder, recipe)
         return folder
+    parts = _Parts.of(recipe, folder)
     last, faults = checkpoints.newest(folder / "checkpoints")
-    for name, wrong in faults.items():
-        print(f"antiphase: {folder / 'checkpoints' / name}: {wrong}; left out", file=sys.stderr)
-    if _first_process():
-        checkpoints.discard(folder / "checkpoints", list(faults))
-    parts = _Parts.of(recipe)
     if last is not None:
-        _same_vocabulary(last, parts.model.config)
+        _same_model(last, parts.model.config)
+    if _first_process():
+        for name, wrong in faults.items():
+            print(
+                f"antiphase: {folder / 'checkpoints' / name}: {wrong}; set aside", file=sys.stderr
+            )
+        if faults and last is None:
+            print(f"antiphase: {folder}: no whole checkpoint; it starts again", file=sys.stderr)
+        checkpoints.set_aside(folder / "checkpoints", list(faults))
     return _go(recipe, parts, folder, last, quiet)
 
 
@@ -118,9 +147,10 @@ class _Parts:
     data: Task | Language
     held_out: Task | Language
     model: AntiphaseForCausalLM
+    arguments: TrainingArguments
 
     @classmethod
-    def of(cls, recipe: Recipe) -> "_Parts":
+    def of(cls, recipe: Recipe, folder: Path) -> "_Parts":
         if os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true"):
             _refuse_fsdp_on_cpu()
         _require_reporters(recipe)
@@ -130,7 +160,8 @@ class _Parts:
         set_seed(recipe.seed)
         data = dataset(recipe, "train", recipe.steps * recipe.batch_size)
         held_out = dataset(recipe, "validation", recipe.evaluate_examples)
-        return cls(data, held_out, AntiphaseForCausalLM(model_config(recipe, data)))
+        model = AntiphaseForCausalLM(model_config(recipe, data))
+        return cls(data, held_out, model, arguments(recipe, folder, _processes()))
 
 
 def _go(recipe: Recipe, parts: _Parts, folder: Path, checkpoint: Path | None, quiet: bool) -> Path:
@@ -138,11 +169,8 @@ def _go(recipe: Recipe, parts: _Parts, folder: Path, checkpoint: Path | None, qu
     data, held_out, model = parts.data, parts.held_out, parts.model
     if isinstance(data, Language) and _first_process():
         _same_text(folder / "text.json", data.packed.manifest)
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
     speed = Speed(recipe.batch_size * data.length)
-    trainer = RunTrainer(
-        recipe, speed, model=model, args=arguments(recipe, folder, processes), train_dataset=data
-    )
+    trainer = RunTrainer(recipe, speed, model=model, args=parts.arguments, train_dataset=data)
     trainer.remove_callback(PrinterCallback)
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, TensorBoardCallback):
@@ -151,11 +179,14 @@ def _go(recipe: Recipe, parts: _Parts, folder: Path, checkpoint: Path | None, qu
     trainer.add_callback(Evaluations(recipe, speed, _scorer(held_out), trainer.log))
     if recipe.snapshots:
         ids = torch.from_numpy(held_out.examples(range(4)).tokens)
-        trainer.add_callback(Snapshots(recipe, folder, ids))
+        trainer.add_callback(Snapshots(recipe, folder, speed, ids))
+    if recipe.milestones:
+        trainer.add_callback(Milestones(recipe, folder, speed))
+    progress = Progress(recipe)
     if not quiet and _first_process():
-        trainer.add_callback(Progress(recipe))
+        trainer.add_callback(progress)
     stop = Stop(recipe.log_every)
-    if processes == 1 and threading.current_thread() is threading.main_thread():
+    if _processes() == 1 and threading.current_thread() is threading.main_thread():
         trainer.add_callback(stop)
     try:
         if checkpoint is None:
@@ -164,6 +195,7 @@ def _go(recipe: Recipe, parts: _Parts, folder: Path, checkpoint: Path | None, qu
             trainer.go_on_from(checkpoint)
     finally:
         stop.release()
+        progress.bar.stop()
     if trainer.state.global_step < recipe.steps:
         raise StoppedError(
             f"stopped at step {trainer.state.global_step} of {recipe.steps}; go on with "
@@ -183,30 +215,36 @@ def _scorer(held_out: Task | Language) -> Callable[[Any], dict[str, float]]:
 def _finish(
     model: AntiphaseForCausalLM, data: Task | Language, recipe: Recipe, folder: Path
 ) -> None:
-    """Write the trained model, all or nothing, and the run's card."""
-    draft = folder / "model.draft"
-    shutil.rmtree(draft, ignore_errors=True)
-    model.save_pretrained(draft)
-    if isinstance(data, Language):
-        data.packed.tokenizer().save_pretrained(draft)
-    draft.rename(folder / "model")
+    """Write the run's card and the trained model, whose presence says that the run has ended."""
     write_run_card(folder, recipe)
+    model.config.use_cache = True  # the Trainer turned it off; who generates wants it
+    tokenizer = data.packed.tokenizer() if isinstance(data, Language) else None
+    save_whole(model, folder / "model", tokenizer)
 
 
-def _same_vocabulary(checkpoint: Path, config: AntiphaseConfig) -> None:
-    saved = AntiphaseConfig.from_pretrained(checkpoint)
-    if saved.vocab_size != config.vocab_size:
+def _same_model(checkpoint: Path, config: AntiphaseConfig) -> None:
+    """Refuse to go on with weights of another model."""
+    saved, now = AntiphaseConfig.from_pretrained(checkpoint).to_dict(), config.to_dict()
+    if saved["vocab_size"] != now["vocab_size"]:
         raise ValueError(
-            f"{checkpoint}: was trained with a vocabulary of {saved.vocab_size}, the task now has "
-            f"{config.vocab_size}; the text or its tokenizer has changed since"
+            f"{checkpoint}: was trained with a vocabulary of {saved['vocab_size']}, the task now "
+            f"has {now['vocab_size']}; the task, its text or its tokenizer has changed since"
         )
+    for name in get_type_hints(AntiphaseConfig.__init__):
+        if name != "use_cache" and name in now and saved.get(name) != now[name]:
+            raise ValueError(
+                f"{checkpoint}: was trained with {name} = {saved.get(name)}, the recipe now says "
+                f"{now[name]}; a run goes on as it began, a new one may differ"
+            )
 
 
 def _same_text(written: Path, manifest: dict[str, Any]) -> None:
     """Write what the text is; if that was written before, it must be the same."""
     if not written.exists():
         checkpoints.write_whole(written, json.dumps(manifest, indent=1))
-    elif json.loads(written.read_text()) != manifest:
+        return
+    before = json.loads(written.read_text())
+    if any(before[name] != manifest[name] for name in ("sha256", "tokenizer", "tokens")):
         raise ValueError(
             f"{written}: the text, its tokenizer or Python's version has changed since this run "
             "began; bring it back, or start a new run"
@@ -231,6 +269,10 @@ def _refuse_fsdp_on_cpu() -> None:
             "FSDP: the Trainer shards over accelerators only and would quietly run plain data "
             "parallel on CPUs; leave FSDP out, or shard the model itself with fully_shard"
         )
+
+
+def _processes() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _first_process() -> bool:

@@ -15,8 +15,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Sampler, SequentialSampler
 from transformers import Trainer, TrainingArguments
 
-from antiphase.tasks.base import Examples, as_tensors
 from antiphase.training import checkpoints
+from antiphase.training.penalty import noise_ranks
 from antiphase.training.recipe import Recipe
 from antiphase.training.schedule import lr_share
 from antiphase.training.trouble import (
@@ -28,13 +28,12 @@ from antiphase.training.trouble import (
 from antiphase.training.watch import Speed, lambdas
 
 SPIKES = "spikes.json"  # in a checkpoint
-_ANALYSIS = ("roles", "needle")  # ground truth that a model does not see
+PATIENCE = 10  # steps in a row that may be skipped
 
 
-def collate(batch: Examples) -> dict[str, Tensor]:
-    """Return a batch as a model takes it."""
-    tensors = as_tensors(batch)
-    return {name: t for name, t in tensors.items() if name not in _ANALYSIS}
+def collate(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Return a batch as a model takes it, without the ground truth that is for analysis."""
+    return {name: torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels")}
 
 
 def arguments(recipe: Recipe, folder: Path, processes: int) -> TrainingArguments:
@@ -82,6 +81,8 @@ class RunTrainer(Trainer):
         self.recipe, self.speed, self.spikes = recipe, speed, Spikes(recipe.spike)
         self._inputs: dict[str, Tensor] = {}  # of the step's first part with a loss not finite
         self._loss = 0.0  # and that loss
+        self._skipped = 0  # steps in a row
+        self._broken = False  # whether the mean of the losses since the last line is none
         super().__init__(**kwargs, data_collator=collate)
         self.can_return_loss = True
 
@@ -107,13 +108,30 @@ class RunTrainer(Trainer):
         """Tell everyone who listens the lambdas and the speed beside the loss."""
         if "loss" in logs:
             logs = logs | lambdas(self.model) | self.speed.since(self.state.global_step)
+            if self._broken:
+                del logs["loss"]
+                self._broken = False
         super().log(logs, start_time)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the loss to be summed; one that is not finite would spoil the sum for good."""
+        loss = super().training_step(*args, **kwargs)
+        if torch.isfinite(loss):
+            return loss
+        self._broken = True
+        return torch.zeros_like(loss)
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any
     ) -> Tensor:
         """Return the loss; one that is not finite makes the gradient of every process NaN."""
-        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        if self.recipe.rank_penalty:
+            with noise_ranks(self.model) as ranks:
+                loss = super().compute_loss(model, inputs, *args, **kwargs)
+            share = self.args.gradient_accumulation_steps
+            loss = loss + self.recipe.rank_penalty * torch.stack(ranks).mean() / share
+        else:
+            loss = super().compute_loss(model, inputs, *args, **kwargs)
         if torch.isfinite(loss):
             return loss
         if math.isfinite(self._loss):
@@ -138,20 +156,30 @@ class RunTrainer(Trainer):
         elif spike := self.spikes.see(norm):
             layer = steepest_layer(self.model)
             self.trouble(TroubleError(spike, step, layer, self.examples_of(step)))
+        else:
+            self._skipped = 0
         return norm
 
     def trouble(self, trouble: TroubleError) -> None:
         """Stop; or drop the whole step's gradients, so that its weights stay."""
+        self._skipped += 1
         if self.recipe.on_trouble == "stop":
             raise trouble
+        if self._skipped > PATIENCE:
+            trouble.what = f"more than {PATIENCE} steps in a row were skipped; {trouble.what}"
+            raise trouble
         self.model.zero_grad(set_to_none=True)
-        self.log({"skipped": 1.0, "why": str(trouble)})
+        self.log({"skipped": 1.0, "at_step": trouble.step, "why": str(trouble)})
 
     def examples_of(self, step: int) -> range:
         """Return the numbers of a step's examples; steps count from 1."""
         return range((step - 1) * self.recipe.batch_size, step * self.recipe.batch_size)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        with self.speed.pause():
+            self._save_whole(model, trial)
+
+    def _save_whole(self, model: nn.Module, trial: Any) -> None:
         root = Path(self.args.output_dir)
         root.mkdir(parents=True, exist_ok=True)
         # weights, two moments, and a little for the rest
@@ -167,10 +195,10 @@ class RunTrainer(Trainer):
         self.accelerator.wait_for_everyone()  # each process writes files of its own
         if self.args.should_save:
             folder = root / f"checkpoint-{self.state.global_step}"
-            (folder / SPIKES).write_text(json.dumps(self.spikes.mean))
+            (folder / SPIKES).write_text(json.dumps([self.spikes.mean, self._skipped]))
             checkpoints.seal(folder)
 
     def go_on_from(self, checkpoint: Path) -> None:
         """Train on from a checkpoint."""
-        self.spikes.mean = json.loads((checkpoint / SPIKES).read_text())
+        self.spikes.mean, self._skipped = json.loads((checkpoint / SPIKES).read_text())
         self.train(resume_from_checkpoint=str(checkpoint))

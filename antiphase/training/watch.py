@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,13 +71,15 @@ class Metrics(TrainerCallback):
         """Write one line; a number that is not finite (a skipped step's loss) is left out."""
         if not state.is_world_process_zero or logs is None or "train_runtime" in logs:
             return
+        step = logs.get("at_step", state.global_step)  # a skipped step is told before it is counted
         kept = {
             name: value
             for name, value in logs.items()
-            if name != "epoch" and not (isinstance(value, float) and not math.isfinite(value))
+            if name not in ("epoch", "at_step")
+            and not (isinstance(value, float) and not math.isfinite(value))
         }
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": state.global_step, **kept}) + "\n")
+            file.write(json.dumps({"step": step, **kept}) + "\n")
 
 
 class Evaluations(TrainerCallback):
@@ -114,8 +117,9 @@ class Evaluations(TrainerCallback):
 class Snapshots(TrainerCallback):
     """Keep the maps of a few held-out texts at chosen steps, for the lab."""
 
-    def __init__(self, recipe: Recipe, folder: Path, ids: torch.Tensor) -> None:
-        self.recipe, self.folder, self.ids = recipe, folder / "snapshots", ids
+    def __init__(self, recipe: Recipe, folder: Path, speed: Speed, ids: torch.Tensor) -> None:
+        self.recipe, self.folder, self.speed = recipe, folder / "snapshots", speed
+        self.ids = ids
 
     def on_step_end(
         self,
@@ -126,8 +130,11 @@ class Snapshots(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Write the maps of every layer as one compressed file."""
-        if state.global_step not in self.recipe.snapshots or not state.is_world_process_zero:
-            return
+        if state.global_step in self.recipe.snapshots and state.is_world_process_zero:
+            with self.speed.pause():
+                self._keep(model, state.global_step)
+
+    def _keep(self, model: Any, step: int) -> None:
         training = model.training
         model.eval()
         with torch.no_grad():
@@ -135,9 +142,53 @@ class Snapshots(TrainerCallback):
         model.train(training)
         maps = {f"layer{i}": m.float().cpu().numpy() for i, m in enumerate(out.attentions)}
         self.folder.mkdir(exist_ok=True)
-        np.savez_compressed(
-            self.folder / f"step{state.global_step}.npz", ids=self.ids.numpy(), **maps
-        )
+        np.savez_compressed(self.folder / f"step{step}.npz", ids=self.ids.numpy(), **maps)
+
+
+class Milestones(TrainerCallback):
+    """Keep the weights of chosen steps, each a model to load."""
+
+    def __init__(self, recipe: Recipe, folder: Path, speed: Speed) -> None:
+        self.recipe, self.folder, self.speed = recipe, folder / "milestones", speed
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Keep the start, if asked for."""
+        self._keep(state, model)
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Keep this step, if asked for."""
+        self._keep(state, model)
+
+    def _keep(self, state: TrainerState, model: Any) -> None:
+        step = state.global_step
+        if step in self.recipe.milestones and state.is_world_process_zero:
+            with self.speed.pause():
+                save_whole(model, self.folder / f"step{step}")
+
+
+def save_whole(model: Any, folder: Path, tokenizer: Any = None) -> None:
+    """Save a model, with its tokenizer if it has one, all or nothing."""
+    draft = folder.with_name(f"{folder.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    model.save_pretrained(draft)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(draft)
+    shutil.rmtree(folder, ignore_errors=True)
+    draft.rename(folder)
 
 
 def lambdas(model: Any) -> dict[str, float]:
@@ -152,14 +203,18 @@ def lambdas(model: Any) -> dict[str, float]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of a run's metrics; one that was cut off by a kill is left out."""
+    """Return the lines of a run's metrics; one that was cut off or spoilt is left out."""
     path = folder / METRICS
     lines = []
-    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+    for text in (
+        path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    ):
         try:
-            lines.append(json.loads(text))
+            line = json.loads(text)
         except ValueError:
             continue
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            lines.append(line)
     return lines
 
 

@@ -116,9 +116,9 @@ def test_rank_by_construction(r):
 def test_rank_is_looked_at_where_causality_adds_none():
     causal = torch.ones(16, 16).tril() / torch.arange(1, 17)[:, None]  # the running mean
     assert float(rank.effective_rank(causal)) > 5
-    assert float(rank.effective_rank(rank.block(causal))) == pytest.approx(1.0)
+    assert float(rank.effective_rank(rank.lower_left(causal))) == pytest.approx(1.0)
     with pytest.raises(ValueError, match="expected the whole map"):
-        rank.block(causal[:3])
+        rank.lower_left(causal[:3])
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,39 @@ def test_packing_happens_once_and_damage_is_found(folder):
         first.tokens("train")
 
 
+def test_one_long_file_has_all_splits(tmp_path):
+    text = "".join(f"Line {i} of a long book, and then some more of it.\n" for i in range(4000))
+    (tmp_path / "book.txt").write_text(text)
+    parts = {s: Language(split=s, text=str(tmp_path), length=64) for s in ("train", "validation")}
+    assert parts["train"].texts > 20 * parts["validation"].texts > 0
+    tokenizer = parts["train"].packed.tokenizer()
+    seen = tokenizer.decode(np.array(parts["train"].packed.tokens("train"), dtype=np.int64))
+    held = tokenizer.decode(np.array(parts["train"].packed.tokens("validation"), dtype=np.int64))
+    lines = [line for line in held.replace("<|end|>", "").splitlines() if line]
+    assert not any(f"{line}\n" in seen for line in lines)
+
+
+def test_another_tokenizer_in_the_same_folder_is_noticed(folder, tmp_path_factory):
+    place = tmp_path_factory.mktemp("tokenizer")
+    sizes = []
+    for text in ("one word ", "many words of many kinds "):
+        make_tokenizer("bpe:300", [text * 9]).save_pretrained(place)
+        sizes.append(pack([str(folder)], str(place)).manifest["vocab_size"])
+    assert sizes[0] != sizes[1]
+
+
+def test_a_cache_without_a_manifest_is_made_again(folder):
+    first = pack([str(folder)], "bytes")
+    (first.folder / "manifest.json").write_text("{")
+    assert pack([str(folder)], "bytes").manifest == first.manifest
+
+
+def test_texts_end_where_their_number_says(folder):
+    made = Language(text=str(folder), length=32, size=3)
+    assert len(list(made)) == 3
+    assert set(made[0]) == {"input_ids", "labels", "roles", "needle"}
+
+
 def test_the_manifest_says_what_the_corpus_is(folder):
     about = manifest([str(folder)])
     assert about["documents"] == 120

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from antiphase.tasks import IGNORED, TASKS, Role, as_tensors, task
+from antiphase.tasks import IGNORED, TASKS, Role, task
 
 each = pytest.mark.parametrize("name", TASKS)
 FIELDS = ("tokens", "labels", "roles", "needle")
@@ -102,15 +102,25 @@ def test_noise_depth_and_repeats_are_what_they_say():
     again = task("needle")(length=64, needles=3, keys=8, repeats=4, size=40).examples(range(40))
     assert ((again.roles == Role.TARGET).sum(1) == 3 * 4 + 1).all()
     assert ((again.roles == Role.KEY).sum(1) == 3).all()
-    hard = task("needle")(decoys=0, noise=1.0, size=40)
-    keys = range(hard.key, hard.value)
-    e = hard.examples(range(40))
-    noise = e.roles == Role.NOISE
-    assert np.isin(e.tokens[noise][::2], keys).all()
+    for near in (0.0, 0.5, 1.0):
+        made = task("needle")(near=near, noise=1.0, size=40)
+        e = made.examples(range(40))
+        keys = e.tokens[e.roles == Role.NOISE][::2]
+        share = np.isin(keys, range(made.key, made.value)).mean()
+        assert share == near if near in (0, 1) else abs(share - near) < 0.05
+        asked = e.tokens[:, -2:-1]
+        noise = np.where(e.roles == Role.NOISE, e.tokens, -1)
+        assert (noise != asked).all()  # no noise has the key that is asked for
 
 
-def test_absent_keys_are_absent():
-    made = task("unanswerable")(size=300, absent=0.4)
+def test_numbers_that_are_equal_make_equal_examples():
+    one, two = task("needle")(noise=1, length=np.int64(32)), task("needle")(noise=1.0, length=32)
+    assert (one.examples(range(5)).tokens == two.examples(range(5)).tokens).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"near": 1.0, "noise": 1.0, "keys": 6}])
+def test_absent_keys_are_absent(options):
+    made = task("unanswerable")(size=300, absent=0.4, **options)
     e = made.examples(range(300))
     refused = e.tokens[:, -1] == made.refusal
     assert 0.3 < refused.mean() < 0.5
@@ -129,7 +139,7 @@ def test_an_order_turns_the_same_shots():
 @each
 def test_a_dataloader_makes_whole_batches(name):
     made = task(name)(size=10)
-    batches = list(DataLoader(made, batch_size=4, collate_fn=as_tensors))
+    batches = list(DataLoader(made, batch_size=4))
     assert [len(b["input_ids"]) for b in batches] == [4, 4, 2]
     assert torch.equal(batches[1]["input_ids"][1], made[5]["input_ids"])
     with pytest.raises(IndexError, match="has 10 examples, asked for number 10"):
@@ -139,12 +149,16 @@ def test_a_dataloader_makes_whole_batches(name):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
+        ("needle", {"length": 64.5}, "length: got 64.5, expected a whole number"),
+        ("needle", {"needles": True}, "needles: got True, expected a whole number"),
+        ("needle", {"noise": None}, "noise: got None, expected a number"),
+        ("needle", {"decoys": 0}, "decoys: got 0 with near=0.0"),
         ("needle", {"noise": 1.5}, "noise: got 1.5, expected 0 to 1"),
         ("needle", {"queried": 9}, "queried: got 9, expected 1 to needles=4"),
         ("needle", {"needles": 40}, "needles: got 40 of keys=16"),
         ("needle", {"length": 10}, "tokens have 3 slots, fewer than the 4 of needles=4"),
         ("needle", {"depth": 0.5, "repeats": 1}, "depth: places the needle, and repeats scatter"),
-        ("needle", {"hay": 3}, "needle: has no option 'hay'; its options are length, keys"),
+        ("needle", {"hay": 3}, "'needle' has no option 'hay'; its options are length, keys"),
         ("needle", {"split": "dev"}, "split: got 'dev', allowed are train, validation, test"),
         ("needle", {"size": 0}, "size: got 0"),
         ("recall", {"pairs": 40}, "expected 1 <= queries <= pairs <= keys"),

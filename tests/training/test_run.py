@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from antiphase.training import resume, train
 from antiphase.training.watch import read_metrics
-from tests.training.small import SMALL, assert_same_end, unfinished, untimed
+from tests.training.small import SMALL, assert_same_end, unfinished, untimed, weights
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +27,7 @@ def test_a_run_folder_has_everything(finished):
     assert names >= wanted | {"README.md", "curve.png"}
     net = AutoModelForCausalLM.from_pretrained(finished / "model")
     assert net.config.attention == "diff_v1"
+    assert net.config.use_cache
     lines = read_metrics(finished)
     logged = [line for line in lines if "loss" in line]
     assert [line["step"] for line in logged] == [5, 10, 15, 20, 25, 30]
@@ -63,6 +65,14 @@ def test_accumulation_is_the_same_batch_in_parts(finished, tmp_path):
 def test_a_run_is_not_overwritten_without_force(finished, tmp_path):
     with pytest.raises(ValueError, match="go on with --resume, or overwrite with --force"):
         train(SMALL, finished, quiet=True)
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("gold")
+    with pytest.raises(ValueError, match="--force overwrites runs only"):
+        train(SMALL, tmp_path / "thesis", force=True, quiet=True)
+    before = sorted(p.name for p in finished.iterdir())
+    with pytest.raises(ValueError, match="has no option 'hay'"):
+        train(SMALL.changed(task_options={"hay": 1}), finished, force=True, quiet=True)
+    assert sorted(p.name for p in finished.iterdir()) == before
     copy = tmp_path / "copy"
     shutil.copytree(finished, copy)
     train(SMALL.changed(steps=10), copy, force=True, quiet=True)
@@ -109,6 +119,39 @@ def test_what_is_no_run_cannot_be_resumed(tmp_path):
         resume(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hiden_size": 64}, "model: has no field 'hiden_size'; its fields are match, vocab_size"),
+        ({"attention": "standard"}, "attention is a field of the recipe itself"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers: got 0, expected at least 1"),
+        ({"vocab_size": "abc"}, "model.vocab_size: got 'abc', expected a whole number"),
+    ],
+)
+def test_bad_fields_of_the_model_are_named_before_anything_is_written(fields, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        train(SMALL.changed(model=fields), tmp_path / "r", quiet=True)
+    assert not (tmp_path / "r").exists()
+
+
+def test_another_model_is_refused_on_resume(finished, tmp_path):
+    folder = unfinished(finished, tmp_path / "r")
+    recipe = (folder / "recipe.yaml").read_text()
+    (folder / "recipe.yaml").write_text(recipe.replace("hidden_size: 32", "hidden_size: 64"))
+    with pytest.raises(ValueError, match="trained with hidden_size = 32, the recipe now says 64"):
+        resume(folder, quiet=True)
+
+
+def test_a_missing_card_is_written_again_and_spoilt_metrics_do_no_harm(finished, tmp_path):
+    folder = tmp_path / "r"
+    shutil.copytree(finished, folder)
+    (folder / "README.md").unlink()
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('5\n{"loss": 1}\n')
+    resume(folder, quiet=True)
+    assert "accuracy" in (folder / "README.md").read_text()
+
+
 def test_a_changed_vocabulary_is_refused(finished, tmp_path):
     folder = unfinished(finished, tmp_path / "r")
     recipe = (folder / "recipe.yaml").read_text()
@@ -124,6 +167,20 @@ def test_snapshots_keep_the_maps_of_chosen_steps(tmp_path):
     assert sorted(p.name for p in (folder / "snapshots").iterdir()) == ["step1.npz", "step20.npz"]
     kept = np.load(folder / "snapshots" / "step20.npz")
     assert kept["layer0"].shape == (4, 2, 16, 16)
+
+
+def test_milestones_are_models_of_their_steps(finished, tmp_path):
+    folder = train(SMALL.changed(milestones=[0, 10, 30]), tmp_path / "r", quiet=True)
+    assert sorted(p.name for p in (folder / "milestones").iterdir()) == [
+        "step0",
+        "step10",
+        "step30",
+    ]
+    start, end = (
+        load_file(folder / "milestones" / n / "model.safetensors") for n in ("step0", "step30")
+    )
+    assert not torch.equal(start["model.norm.weight"], end["model.norm.weight"])
+    assert all(torch.equal(end[name], value) for name, value in weights(finished).items())
 
 
 def test_reporters_get_what_the_metrics_get(tmp_path):

@@ -44,7 +44,11 @@ def test_a_loss_that_is_not_finite_stops_with_all_there_is_to_know(break_at, tmp
 def test_a_skipped_step_leaves_finite_weights(break_at, tmp_path):
     break_at(7, float("nan"))
     folder = train(SMALL.changed(on_trouble="skip"), tmp_path / "r", quiet=True)
-    assert [line["step"] for line in read_metrics(folder) if "why" in line] == [6]
+    lines = read_metrics(folder)
+    assert [line["step"] for line in lines if "why" in line] == [7]
+    # the mean that it spoilt is left out, and no other
+    assert [line["step"] for line in lines if "loss" in line] == [5, 15, 20, 25, 30]
+    assert "1 steps were skipped" in (folder / "README.md").read_text()
     assert "NaN" not in (folder / "metrics.jsonl").read_text()
     net = AutoModelForCausalLM.from_pretrained(folder / "model")
     assert all(p.isfinite().all() for p in net.parameters())
@@ -69,6 +73,13 @@ def test_a_spike_is_seen_before_clipping(break_at, tmp_path):
         TroubleError, match=r"step 7: the gradient's norm .* times its running mean"
     ):
         train(SMALL.changed(spike=5.0, clip=0.01), tmp_path / "r", quiet=True)
+
+
+def test_a_run_that_only_skips_stops(tmp_path, monkeypatch):
+    monkeypatch.setattr(Spikes, "see", lambda self, norm: "a spike")
+    recipe = SMALL.changed(spike=2.0, on_trouble="skip")
+    with pytest.raises(TroubleError, match="step 11: more than 10 steps in a row were skipped"):
+        train(recipe, tmp_path / "r", quiet=True)
 
 
 def test_an_ordinary_norm_is_no_spike():

@@ -7,24 +7,21 @@ columns < T/2, where every row sees every column.
 import torch
 from torch import Tensor
 
+from antiphase.ops.rank import effective_rank, lower_left
 
-def block(A: Tensor) -> Tensor:
-    """Return the rows >= T/2 and columns < T/2 of whole maps [..., T, T]."""
-    T = A.shape[-1]
-    if A.shape[-2] != T:
-        raise ValueError(f"block: got {A.shape[-2]} rows of {T} keys, expected the whole map")
-    return A[..., T // 2 :, : T // 2]
+__all__ = [
+    "effective_rank",
+    "energy_rank",
+    "lower_left",
+    "participation_ratio",
+    "singular_values",
+    "truncated",
+]
 
 
 def singular_values(A: Tensor) -> Tensor:
     """Return the singular values of [..., m, n], largest first."""
     return torch.linalg.svdvals(A.double())
-
-
-def effective_rank(A: Tensor) -> Tensor:
-    """Return exp of the entropy of the singular values, normalised to sum 1: [...]."""
-    p = _shares(singular_values(A))
-    return torch.exp(-(p * p.clamp_min(1e-300).log()).sum(-1))
 
 
 def participation_ratio(A: Tensor) -> Tensor:

@@ -1,0 +1,70 @@
+"""Test 13: does cheap noise do; The noise is said to have a rank of 2 to 5."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from antiphase.lab.experiments.base import (
+    STANDARD,
+    V1,
+    Experiment,
+    Measured,
+    Shelf,
+    Table,
+    base,
+    interval_row,
+)
+from antiphase.lab.experiments.contests import contest, gain
+from antiphase.lab.measures import by_example, whole_maps
+from antiphase.lab.metrics import rank
+from antiphase.lab.runs import Arm, Trained
+from antiphase.lab.verdict import Prediction
+
+LOW_DIM = Arm("low-dim noise", base("low_dim_noise"))
+LOW_RANK = Arm("low-rank noise", base("low_rank_noise"))
+FIXED = Arm("fixed noise", base("fixed_noise"))
+PENALISED = Arm("V1, rank penalty", base("diff_v1", rank_penalty=0.01))
+CHEAP = (LOW_DIM, LOW_RANK, FIXED, PENALISED)
+LOW = 5.0  # the rank that the analysis claims
+EFFECT = f"effective rank of V1's noise minus {LOW:g}"
+
+
+def ranks(trained: Trained, which: str) -> NDArray[np.float64]:
+    """Return the effective rank of a map where causality adds none, by text."""
+    found = [getattr(m, which) for m in whole_maps(trained)]
+    return by_example(
+        [rank.effective_rank(rank.lower_left(A.double())) for A in found if A is not None]
+    )
+
+
+class CheapNoise(Experiment):
+    """Low-dim, low-rank and fixed noise against V1, and V1 trained for a low rank."""
+
+    number = 13
+    title = "Cheap noise"
+    question = "Is the noise of low rank, and does a cheap noise map do as well as a full one?"
+    arms = (STANDARD, V1, *CHEAP)
+    predictions = (
+        Prediction("unchaining", EFFECT, "below", 0.5, "the analysis finds a rank of 2 to 5"),
+        *(
+            Prediction("unchaining", gain(arm, V1), "equal", 0.03, "cheap noise does as well")
+            for arm in CHEAP
+        ),
+    )
+
+    def measure(self, shelf: Shelf) -> Measured:
+        found = contest(shelf, self.arms, [(arm, V1) for arm in CHEAP])
+        found.effects[EFFECT] = shelf.values(V1, lambda t: ranks(t, "noise") - LOW)
+        rows = [
+            interval_row(
+                arm.name,
+                *(shelf.values(arm, lambda t, w=which: ranks(t, w)) for which in _MAPS),  # type: ignore[misc]
+            )
+            for arm in (V1, *CHEAP)
+        ]
+        found.tables.append(
+            Table("Effective rank, rows >= T/2 and columns < T/2 (at most 32)", ["", *_MAPS], rows)
+        )
+        return found
+
+
+_MAPS = ("noise", "signal", "difference")

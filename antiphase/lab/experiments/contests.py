@@ -1,0 +1,57 @@
+"""Contests on accuracy: one arm against another where the task is hard.
+
+Longer texts than in training, each needle once, and near noise: what a trained model is not
+prepared for.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from antiphase.lab.experiments.base import Measured, Shelf, Table, interval_row
+from antiphase.lab.measures import HARD, answers
+from antiphase.lab.runs import Arm, Trained
+
+STRESS: dict[str, dict[str, Any]] = {
+    "as trained": {},
+    "each needle once": {**HARD},
+    "twice as long": {**HARD, "length": 128},
+    "twice as long, near noise": {**HARD, "length": 128, "near": 1.0},
+    "four times as long": {**HARD, "length": 256},
+}
+
+
+def accuracy(trained: Trained, under: str) -> NDArray[np.float64]:
+    """Return right or wrong, by text."""
+    return answers(trained, **STRESS[under]).right
+
+
+def under_stress(trained: Trained) -> NDArray[np.float64]:
+    """Return the mean accuracy over everything that is harder than training, by text number."""
+    return np.mean([accuracy(trained, under) for under in list(STRESS)[1:]], axis=0)
+
+
+def contest(shelf: Shelf, arms: Sequence[Arm], pairs: Sequence[tuple[Arm, Arm]]) -> Measured:
+    """Return the gains of pairs under stress, and a table of all arms."""
+    effects = {
+        f"accuracy under stress, {one.name} minus {other.name}": shelf.gain(
+            one, other, under_stress
+        )
+        for one, other in pairs
+    }
+    rows = [
+        interval_row(
+            arm.name,
+            *(shelf.values(arm, lambda t, u=under: accuracy(t, u)) for under in STRESS),  # type: ignore[misc]
+            shelf.values(arm, under_stress),
+        )
+        for arm in arms
+    ]
+    return Measured(effects, [Table("Accuracy", ["", *STRESS, "under stress, mean"], rows)])
+
+
+def gain(one: Arm, other: Arm) -> str:
+    """Return the name of an effect."""
+    return f"accuracy under stress, {one.name} minus {other.name}"

@@ -1,0 +1,100 @@
+"""Test 3: does training push the two maps together on the noise."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from antiphase.lab.experiments.agreement import on
+from antiphase.lab.experiments.base import (
+    MILESTONES,
+    V1,
+    Experiment,
+    Measured,
+    Picture,
+    Shelf,
+    Table,
+    interval_row,
+)
+from antiphase.lab.measures import look
+from antiphase.lab.metrics.cancellation import correlation
+from antiphase.lab.metrics.dynamics import hessian_extremes, pair_gradients
+from antiphase.lab.runs import Trained
+from antiphase.lab.statistics import bootstrap
+from antiphase.lab.verdict import Prediction
+from antiphase.tasks.base import as_tensors
+
+START, END = MILESTONES[0], MILESTONES[-1]
+
+
+class Gradients(Experiment):
+    """Agreement on I before and after training; gradients of the pair; curvature."""
+
+    number = 3
+    title = "Gradient dynamics"
+    question = "Does training push the maps together on irrelevant tokens?"
+    quick = True
+    arms = (V1,)
+    predictions = (
+        Prediction(
+            "cancelling",
+            "V1: correlation on I, end minus start",
+            "above",
+            0.1,
+            "if common noise is what helps, training makes it",
+        ),
+        Prediction(
+            "sparsity",
+            "V1: correlation on I, end minus start",
+            "below",
+            0.1,
+            "a sparse signed map comes from maps that part",
+        ),
+    )
+
+    def measure(self, shelf: Shelf) -> Measured:
+        def pushed(trained: Trained) -> NDArray[np.float64]:
+            end, start = (on(look(trained, s), "irrelevant", correlation) for s in (END, START))
+            return end - start
+
+        steps = MILESTONES
+        cosines = {
+            part: [
+                (step, bootstrap([np.array([v]) for v in _cosines(shelf[V1], step, part)]))
+                for step in steps
+            ]
+            for part in ("q", "k")
+        }
+        picture = Picture(
+            "Cosine of the gradients of the pair",
+            "step",
+            "cosine",
+            {f"{part}1 and {part}2": points for part, points in cosines.items()},
+        )
+        rows = []
+        for step in (START, MILESTONES[len(MILESTONES) // 2], END):
+            found = [_hessian(trained, step) for trained in shelf[V1]]
+            largest, smallest = ([np.array([f[i]]) for f in found] for i in (0, 1))
+            rows.append(interval_row(f"step {step}", largest, smallest))
+        table = Table("Eigenvalues of the loss's Hessian", ["", "largest", "smallest"], rows)
+        return Measured(
+            {"V1: correlation on I, end minus start": shelf.values(V1, pushed)}, [table], [picture]
+        )
+
+
+def _batch(trained: Trained, size: int) -> dict[str, torch.Tensor]:
+    tensors = as_tensors(trained.held_out(size).examples(range(size)))
+    return {name: tensors[name] for name in ("input_ids", "labels")}
+
+
+def _cosines(models: list[Trained], step: int, part: str) -> list[float]:
+    found = []
+    for trained in models:
+        model = trained.model(step)
+        model(**_batch(trained, 32), use_cache=False).loss.backward()
+        layers = model.model.attention_layers
+        found.append(float(np.mean([pair_gradients(layer)[part] for layer in layers])))
+    return found
+
+
+def _hessian(trained: Trained, step: int) -> tuple[float, float]:
+    return hessian_extremes(trained.model(step), _batch(trained, 8), steps=12)

@@ -1,0 +1,31 @@
+"""Test 8: is it the head norm."""
+
+from antiphase.lab.experiments.base import STANDARD, V1, Experiment, Measured, Shelf, base
+from antiphase.lab.experiments.contests import contest, gain
+from antiphase.lab.runs import Arm
+from antiphase.lab.verdict import Prediction
+
+SCALAR = Arm("V1, one scalar", base("diff_v1", attention_options={"head_norm": "scalar"}))
+NONE = Arm("V1, no norm", base("diff_v1", attention_options={"head_norm": "none"}))
+NORMED = Arm("standard, head norm", base("standard", attention_options={"head_norm": "rms"}))
+
+
+class Norm(Experiment):
+    """Head norm, one scalar, none; and standard attention with the head norm."""
+
+    number = 8
+    title = "Head norm"
+    question = "Does the head norm make the difference, rather than the subtraction?"
+    arms = (STANDARD, V1, SCALAR, NONE, NORMED)
+    predictions = (
+        Prediction(
+            "cancelling", gain(V1, NORMED), "above", 0.02, "the norm alone removes no noise"
+        ),
+        Prediction(
+            "cancelling", gain(SCALAR, V1), "equal", 0.03, "the subtraction works without the norm"
+        ),
+    )
+
+    def measure(self, shelf: Shelf) -> Measured:
+        pairs = [(V1, NORMED), (SCALAR, V1), (NONE, V1), (NORMED, STANDARD)]
+        return contest(shelf, self.arms, pairs)

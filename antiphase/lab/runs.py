@@ -1,0 +1,110 @@
+"""The trained models that tests share: named by what decides their outcome, trained once."""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from antiphase.attention import mechanism
+from antiphase.models import AntiphaseForCausalLM
+from antiphase.tasks import task
+from antiphase.training import Recipe, resume, train
+from antiphase.training.watch import read_metrics
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One kind of model in a test: a name for tables, and its recipe but for the seed."""
+
+    name: str
+    recipe: Recipe
+
+    def job(self, seed: int) -> "Job":
+        """Return the run of that seed."""
+        return Job(self.recipe.changed(seed=seed))
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run."""
+
+    recipe: Recipe
+
+    @property
+    def key(self) -> str:
+        """Return a name of everything that decides the outcome.
+
+        The versions of mechanism and task are raised by hand when their meaning changes.
+        """
+        versions = [mechanism(self.recipe.attention).version, task(self.recipe.task).version]
+        text = json.dumps([self.recipe.as_dict(), versions], sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        return f"{self.recipe.task}-{self.recipe.attention}-{self.recipe.seed}-{digest}"
+
+    @property
+    def title(self) -> str:
+        """Return a few words for people."""
+        options = ", ".join(f"{k}={v}" for k, v in self.recipe.attention_options.items())
+        what = f"{self.recipe.attention}({options})" if options else self.recipe.attention
+        return f"{self.recipe.task}, {what}, seed {self.recipe.seed}"
+
+    def folder(self, root: Path) -> Path:
+        """Return where the run is kept."""
+        return root / self.key
+
+    def finished(self, root: Path) -> bool:
+        """Return whether it is there already."""
+        return (self.folder(root) / "model" / "config.json").is_file()
+
+    def step(self, root: Path) -> int:
+        """Return how far it is."""
+        lines = read_metrics(self.folder(root))
+        return int(lines[-1]["step"]) if lines else 0
+
+
+def perform(job: Job, root: Path) -> None:
+    """Train the job, go on with it, or do nothing if it is finished; never twice at once."""
+    folder = job.folder(root)
+    root.mkdir(parents=True, exist_ok=True)
+    with _alone(root / f"{job.key}.lock"):
+        if not (folder / "recipe.yaml").is_file():
+            train(job.recipe, folder, force=True, quiet=True)
+        else:
+            resume(folder, quiet=True)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Hold a lock that ends with the process, however that ends."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished run."""
+
+    job: Job
+    folder: Path
+
+    def model(self, step: int | None = None) -> AntiphaseForCausalLM:
+        """Return the model, at its end or at a milestone."""
+        path = self.folder / ("model" if step is None else f"milestones/step{step}")
+        return AntiphaseForCausalLM.from_pretrained(path).eval()
+
+    def held_out(self, size: int, split: str = "test", **changes: Any) -> Any:
+        """Return unseen examples of the run's task, or of the same with other options."""
+        recipe = self.job.recipe
+        options = {**recipe.task_options, **changes}
+        return task(recipe.task)(split=split, size=size, seed=recipe.seed, **options)
+
+
+def cores() -> int:
+    """Return how many processes can work at once."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
