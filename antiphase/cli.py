@@ -1,199 +1,24 @@
 """The `antiphase` command. Commands are thin: they read options, call the package and print."""
 
-import json
-import os
+import importlib.util
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn, Optional
+from typing import Annotated, Optional
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+
+from antiphase.benchmarks.commands import bench
+from antiphase.fail import fail
 
 app = typer.Typer(
     help="Noise-cancelling (differential) attention for PyTorch.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-bench = typer.Typer(help="Measure ratios against peers.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 console = Console()
-
-
-@bench.command("attention")
-def bench_attention(
-    dtype: Annotated[list[str], typer.Option(help="fp32, bf16 or fp16; repeat for several")] = [
-        "fp32",
-        "bf16",
-    ],
-    length: Annotated[list[int], typer.Option(help="keys; repeat for several")] = [
-        512,
-        2048,
-        4096,
-        8192,
-    ],
-    threads: Annotated[
-        Optional[list[int]], typer.Option(help="threads; default 1 and all cores")
-    ] = None,
-    queries: Annotated[
-        Optional[int], typer.Option(help="query rows, 1 for decoding; default: as many as keys")
-    ] = None,
-    backward: Annotated[bool, typer.Option(help="measure forward + backward, too")] = True,
-    causal: Annotated[bool, typer.Option(help="causal attention")] = True,
-    heads: Annotated[int, typer.Option(help="heads of standard attention, even")] = 16,
-    width: Annotated[int, typer.Option(help="width of a head")] = 64,
-    batch: Annotated[int, typer.Option(help="sequences in a batch")] = 1,
-    rounds: Annotated[int, typer.Option(help="rounds that count")] = 7,
-    json_file: Annotated[
-        Optional[Path], typer.Option("--json", help="write everything measured here")
-    ] = None,
-    plot: Annotated[
-        Optional[Path], typer.Option(help="draw ratios against the length (PNG, SVG, PDF)")
-    ] = None,
-) -> None:
-    """Differential attention beside standard attention of equal parameters."""
-    from rich.progress import Progress
-
-    from antiphase.benchmarks import attention, report
-    from antiphase.ops.fused_cpu.cpu import guard_bf16
-
-    for name in dtype:
-        if name not in attention.DTYPES:
-            _fail(f"--dtype: got {name!r}, allowed are {', '.join(attention.DTYPES)}")
-    threads = threads or sorted({1, os.cpu_count() or 1})
-    counts = {"length": min(length), "rounds": rounds, "width": width, "batch": batch}
-    for option, value in {**counts, "threads": min(threads)}.items():
-        if value < 1:
-            _fail(f"--{option}: got {value}, expected at least 1")
-    if queries is not None and not 1 <= queries <= min(length):
-        _fail(f"--queries: got {queries}, expected 1 to the length ({min(length)})")
-    if heads < 2 or heads % 2:
-        _fail(f"--heads: got {heads}, expected an even number (differential forms have half)")
-    guard_bf16()
-    settings = [
-        attention.Setting(d, n, t, queries, heads, width, batch, causal)
-        for d in dtype
-        for t in threads
-        for n in length
-    ]
-    about = attention.machine()
-    report.print_machine(console, about)
-    cells = []
-    with Progress(console=console, transient=True) as progress:
-        steps = len(settings) * (rounds + 1) * (1 + backward)
-        task = progress.add_task("measuring", total=steps)
-        for setting in settings:
-            progress.update(
-                task, description=f"{setting.dtype}, T = {setting.length}, {setting.threads} thr."
-            )
-            cell = attention.measure_cell(
-                setting, backward=backward, rounds=rounds, tick=lambda: progress.advance(task)
-            )
-            cells.append(cell)
-            report.print_cell(console, cell)
-            if json_file is not None:  # after each cell: nothing is lost when it stops
-                json_file.parent.mkdir(parents=True, exist_ok=True)
-                json_file.write_text(json.dumps(attention.as_json(cells, about), indent=1))
-    if plot is not None:
-        report.plot(cells, plot)
-    for path in filter(None, (json_file, plot)):
-        console.print(f"wrote {path}")
-
-
-@bench.command("model")
-def bench_model(
-    size: Annotated[str, typer.Option(help="a preset: nano, micro, mini, ...")] = "mini",
-    race: Annotated[
-        list[str], typer.Option(help="training, forward or decoding; repeat for several")
-    ] = ["training", "forward", "decoding"],
-    length: Annotated[int, typer.Option(help="tokens of a text, and of the context")] = 2048,
-    new_tokens: Annotated[int, typer.Option(help="tokens to decode after it")] = 256,
-    threads: Annotated[int, typer.Option(help="threads")] = 1,
-    dtype: Annotated[str, typer.Option(help="fp32 or bf16")] = "fp32",
-    kv_heads: Annotated[
-        Optional[int], typer.Option(help="key/value heads of the baseline; default: its heads")
-    ] = None,
-    rounds: Annotated[int, typer.Option(help="rounds that count")] = 7,
-    json_file: Annotated[
-        Optional[Path], typer.Option("--json", help="write everything measured here")
-    ] = None,
-) -> None:
-    """Whole models: a training step, a forward pass, decoding; ratios to `standard`."""
-    from antiphase.benchmarks import attention, model, report
-    from antiphase.ops.fused_cpu.cpu import guard_bf16
-
-    if dtype not in model.DTYPES:
-        _fail(f"--dtype: got {dtype!r}, allowed are {', '.join(model.DTYPES)}")
-    for name in race:
-        if name not in model.RACES:
-            _fail(f"--race: got {name!r}, allowed are {', '.join(model.RACES)}")
-    for option, value in {
-        "length": length,
-        "new-tokens": new_tokens,
-        "threads": threads,
-        "rounds": rounds,
-    }.items():
-        if value < 1:
-            _fail(f"--{option}: got {value}, expected at least 1")
-    guard_bf16()
-    setting = model.Setting(size, length, new_tokens, threads, dtype, kv_heads)
-    about = attention.machine()
-    report.print_machine(console, about)
-    console.print(f"{size}, {dtype}, {threads} thread(s), median of {rounds} interleaved rounds")
-    with console.status("measuring") as status:
-        done: list[str] = []
-
-        def tick(title: str) -> None:
-            done.append(title)
-            status.update(f"{title}: round {done.count(title)} of {rounds + 1}")
-
-        races: list[model.Race] = []
-        for result in model.run(setting, race, rounds, tick):
-            races.append(result)
-            report.print_race(console, result)
-            if json_file is not None:  # after each race: nothing is lost when it stops
-                json_file.parent.mkdir(parents=True, exist_ok=True)
-                json_file.write_text(json.dumps(model.as_json(setting, races, about), indent=1))
-    if json_file is not None:
-        console.print(f"wrote {json_file}")
-
-
-@bench.command("training")
-def bench_training(
-    recipe: Annotated[str, typer.Argument(help="a built-in recipe or a YAML file")] = "needle-nano",
-    steps: Annotated[int, typer.Option(help="steps that are timed")] = 40,
-    setting: Annotated[
-        Optional[list[str]], typer.Option("--set", help="any field of the recipe, NAME=VALUE")
-    ] = None,
-) -> None:
-    """What a run costs beside a bare loop over the same batches, step by step in turns."""
-    from antiphase.benchmarks import attention, report
-    from antiphase.benchmarks import training as race
-    from antiphase.ops.fused_cpu.cpu import guard_bf16
-    from antiphase.training.recipe import apply_settings, load_recipe
-
-    if steps < 1:
-        _fail(f"--steps: got {steps}, expected at least 1")
-    guard_bf16()
-    chosen = apply_settings(load_recipe(recipe), setting or [])
-    report.print_machine(console, attention.machine())
-    with console.status("measuring") as status:
-        done: list[None] = []
-
-        def tick() -> None:
-            done.append(None)
-            status.update(f"step {len(done)} of {steps}")
-
-        cost = race.run(chosen, steps, tick)
-    console.print(
-        f"{recipe}: {chosen.size}, {chosen.attention}, {chosen.task}, {chosen.batch_size} texts a "
-        f"step, median of {steps} steps that took turns (quartiles)"
-    )
-    for name, rate in cost.tokens_per_second.items():
-        console.print(f"{name}: {rate:,.0f} tokens/s")
-    for name, r in {"wall": cost.wall, "CPU": cost.cpu}.items():
-        console.print(f"run / bare loop, {name}: {r.median:.3f} ({r.low:.3f}-{r.high:.3f})")
-    console.print(f"making the batches / bare loop, CPU: {cost.batches.median:.5f}")
 
 
 @app.command()
@@ -210,9 +35,9 @@ def show(
     from antiphase import show as tables
 
     if dtype not in tables.DTYPES:
-        _fail(f"--dtype: got {dtype!r}, allowed are {', '.join(tables.DTYPES)}")
+        fail(f"--dtype: got {dtype!r}, allowed are {', '.join(tables.DTYPES)}")
     if context < 1:
-        _fail(f"--context: got {context}, expected at least 1")
+        fail(f"--context: got {context}, expected at least 1")
     config = tables.configuration(target, attention)
     for table in tables.one(config, context, dtype):
         console.print(table)
@@ -237,9 +62,9 @@ def generate(
     from antiphase.models.generation import generate_text
 
     if max_new_tokens < 1:
-        _fail(f"--max-new-tokens: got {max_new_tokens}, expected at least 1")
+        fail(f"--max-new-tokens: got {max_new_tokens}, expected at least 1")
     if temperature < 0 or not 0 < top_p <= 1:
-        _fail(f"--temperature {temperature}, --top-p {top_p}: expected at least 0, and 0 to 1")
+        fail(f"--temperature {temperature}, --top-p {top_p}: expected at least 0, and 0 to 1")
     generate_text(
         model,
         prompt,
@@ -270,13 +95,13 @@ def task(
 
     options = dict(parse_setting(text) for text in setting or [])
     for word in {"split", "size", "seed"} & set(options):
-        _fail(
+        fail(
             f"--set {word}: is no option of the task; there is --{word}"
             if word != "size"
             else "--set size: is no option of the task; --show says how many"
         )
     if show < 1:
-        _fail(f"--show: got {show}, expected at least 1")
+        fail(f"--show: got {show}, expected at least 1")
     made = find(name)(split=split, size=show, seed=seed, **options)
     console.print(made.options)
     console.print(f"{made.vocab_size} words; a guess is right {made.chance:.1%} of the time")
@@ -321,11 +146,11 @@ def train(
         given = {k: v for k, v in given.items() if v is not None}
         if resume is not None:
             if recipe or out or given or setting or force:
-                _fail("--resume goes on with a run as it began; it takes no other option")
+                fail("--resume goes on with a run as it began; it takes no other option")
             folder = training.resume(resume)
         else:
             if recipe is None and task is None:
-                _fail("give a recipe (see --list), or --task, or --resume RUN")
+                fail("give a recipe (see --list), or --task, or --resume RUN")
             chosen = training.load_recipe(recipe) if recipe else training.Recipe()
             chosen = chosen.changed(**given)
             chosen = apply_settings(chosen, setting or [])
@@ -334,7 +159,7 @@ def train(
             )
             folder = training.train(chosen, out or Path("runs") / name, force=force)
     except TroubleError as trouble:
-        _fail(str(trouble))
+        fail(str(trouble))
     except StoppedError as stopped:
         typer.echo(f"antiphase: {stopped}", err=True)
         raise typer.Exit(130) from stopped
@@ -354,12 +179,12 @@ def compare(
     from antiphase.training.compare import ended_runs
 
     if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):
-        _fail(f"--plot: got {plot}, expected a name that ends in .png, .svg or .pdf")
+        fail(f"--plot: got {plot}, expected a name that ends in .png, .svg or .pdf")
     ended, others = ended_runs(runs)
     for folder, why in others.items():
         typer.echo(f"antiphase: {folder}: {why}; left out", err=True)
     if not ended:
-        _fail("there is no ended run among these folders")
+        fail("there is no ended run among these folders")
     groups = groups_of(ended)
     names = [n for n in groups[0].scores if all(n in g.scores for g in groups)]
     table = Table("run", "seeds", "parameters", *names)
@@ -371,8 +196,56 @@ def compare(
         plot.parent.mkdir(parents=True, exist_ok=True)
         same = len({folder.name for folder in ended}) < len(ended)
         if not draw_curves({str(f) if same else f.name: f for f in ended}, plot):
-            _fail("--plot: needs matplotlib; pip install 'antiphase[plots]'")
+            fail("--plot: needs matplotlib; pip install 'antiphase[plots]'")
         console.print(f"wrote {plot}")
+
+
+@app.command()
+def lab(
+    full: Annotated[bool, typer.Option("--full", help="all tests; hours")] = False,
+    only: Annotated[Optional[str], typer.Option(help="tests by number, e.g. 7,8")] = None,
+    listing: Annotated[bool, typer.Option("--list", help="name the tests")] = False,
+    report: Annotated[
+        Optional[Path], typer.Option(help="write the report of this study again")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="folder of the study")] = Path("runs/lab"),
+    seeds: Annotated[int, typer.Option(help="how many seeds")] = 3,
+) -> None:
+    """Settle why differential attention works: train, measure, judge, report."""
+    from rich.table import Table
+
+    from antiphase.lab.experiments.registry import EXPERIMENTS, experiments
+    from antiphase.lab.report import as_markdown, verdict_rows, write_html
+    from antiphase.lab.study import conduct, load
+    from antiphase.lab.verdict import READINGS
+
+    if listing:
+        for number, kind in EXPERIMENTS.items():
+            quick = "  (quick)" if kind.quick else ""
+            console.print(f"{number:3}  {kind.title}: {kind.question}{quick}", highlight=False)
+        return
+    if importlib.util.find_spec("plotly") is None:
+        fail("the report needs plotly; pip install 'antiphase[lab]'")
+    if report is not None:
+        study, out = load(report), report
+    else:
+        if seeds < 1:
+            fail(f"--seeds: got {seeds}, expected at least 1")
+        try:
+            numbers = [int(n) for n in only.split(",")] if only else None
+        except ValueError:
+            fail(f"--only: got {only!r}, expected numbers and commas, e.g. 7,8")
+        tests = experiments(numbers, full)
+        name = f"tests {only}" if only else "full" if full else "quick"
+        study = conduct(tests, out, console, kind=name, quick=name == "quick", seeds=range(seeds))
+        study.save(out)
+    table = Table("test", *READINGS)
+    for row in verdict_rows(study):
+        table.add_row(*row)
+    console.print(table)
+    write_html(study, out / "report.html")
+    (out / "report.md").write_text(as_markdown(study), encoding="utf-8")
+    console.print(f"wrote {out / 'report.html'} and report.md", highlight=False, soft_wrap=True)
 
 
 @app.command("import-weights")
@@ -412,14 +285,9 @@ def build_kernels(
         path = native.build(force=force)
         rates = native.library().rates
     except native.Unavailable as reason:
-        _fail(f"the kernels could not be built: {reason}")
+        fail(f"the kernels could not be built: {reason}")
     speeds = ", ".join(f"{name} {rate:.0f} GFLOP/s" for name, rate in rates.items())
     console.print(f"{path}: {speeds}", highlight=False, soft_wrap=True)
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"antiphase: {message}", err=True)
-    raise typer.Exit(2)
 
 
 def main() -> None:

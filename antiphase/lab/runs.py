@@ -35,6 +35,9 @@ class Job:
 
     recipe: Recipe
 
+    def __hash__(self) -> int:
+        return hash(self.key)
+
     @property
     def key(self) -> str:
         """Return a name of everything that decides the outcome.

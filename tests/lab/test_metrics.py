@@ -80,6 +80,18 @@ def test_shared_noise_and_separate_signal_cancel():
     assert abs(float(cancellation.correlation(A1, null, t.irrelevant).mean())) < 0.1
 
 
+def test_rows_of_other_lengths_do_not_make_maps_agree():
+    """Two unrelated maps whose rows see 4 and 400 keys."""
+    g = torch.Generator().manual_seed(0)
+    where = torch.arange(400) < torch.tensor([4, 400])[:, None]
+    maps = (
+        torch.randn(8, 1, 2, 400, generator=g).masked_fill(~where, -torch.inf).softmax(-1)
+        for _ in range(2)
+    )
+    found = cancellation.correlation(*maps, where.expand(8, 2, 400))
+    assert float(found.abs().max()) < 0.2
+
+
 def test_separate_noise_does_not_cancel():
     t = truth(B=64)
     A1, A2 = shared_noise(common=0.0)

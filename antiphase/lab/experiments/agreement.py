@@ -7,7 +7,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from antiphase.lab.experiments.base import (
-    MILESTONES,
     V1,
     V2,
     Experiment,
@@ -49,7 +48,7 @@ class Agreement(Experiment):
     number = 1
     title = "Agreement"
     question = "Do the two maps carry the same noise: do they agree on what is irrelevant?"
-    quick = True
+    quick = (V1, V2)
     arms = (V1, V2)
     predictions = (
         Prediction(
@@ -117,7 +116,7 @@ class Agreement(Experiment):
                         shelf.values(arm, lambda t, s=step, k=kind: on(look(t, s), k, correlation))  # type: ignore[misc]
                     ),
                 )
-                for step in MILESTONES
+                for step in shelf.milestones(arm)
             ]
             for arm in self.arms
             for kind in ("irrelevant", "relevant")

@@ -93,6 +93,10 @@ class Shelf:
     def __contains__(self, arm: Arm) -> bool:
         return bool(self._models.get(arm.name))
 
+    def milestones(self, arm: Arm) -> list[int]:
+        """Return the steps whose weights were kept."""
+        return self[arm][0].job.recipe.milestones
+
     def values(self, arm: Arm, measure: Callable[[Trained], NDArray[np.float64]]) -> Values:
         """Return a measure of every seed's model."""
         return [measure(trained) for trained in self[arm]]
@@ -110,7 +114,8 @@ class Experiment(ABC):
     number: ClassVar[int]
     title: ClassVar[str]
     question: ClassVar[str]
-    quick: ClassVar[bool] = False
+    quick: ClassVar[Sequence[Arm]] = ()  # the arms that a quick run has; none: it is left out
+    version: ClassVar[int] = 1  # raised by hand when what is measured changes
     predictions: ClassVar[Sequence[Prediction]]
     arms: ClassVar[Sequence[Arm]]
 

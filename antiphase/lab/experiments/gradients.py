@@ -6,7 +6,6 @@ from numpy.typing import NDArray
 
 from antiphase.lab.experiments.agreement import on
 from antiphase.lab.experiments.base import (
-    MILESTONES,
     V1,
     Experiment,
     Measured,
@@ -23,8 +22,6 @@ from antiphase.lab.statistics import bootstrap
 from antiphase.lab.verdict import Prediction
 from antiphase.tasks.base import as_tensors
 
-START, END = MILESTONES[0], MILESTONES[-1]
-
 
 class Gradients(Experiment):
     """Agreement on I before and after training; gradients of the pair; curvature."""
@@ -32,7 +29,7 @@ class Gradients(Experiment):
     number = 3
     title = "Gradient dynamics"
     question = "Does training push the maps together on irrelevant tokens?"
-    quick = True
+    quick = (V1,)
     arms = (V1,)
     predictions = (
         Prediction(
@@ -52,11 +49,13 @@ class Gradients(Experiment):
     )
 
     def measure(self, shelf: Shelf) -> Measured:
+        steps = shelf.milestones(V1)
+
         def pushed(trained: Trained) -> NDArray[np.float64]:
-            end, start = (on(look(trained, s), "irrelevant", correlation) for s in (END, START))
+            ends = (steps[-1], steps[0])
+            end, start = (on(look(trained, s), "irrelevant", correlation) for s in ends)
             return end - start
 
-        steps = MILESTONES
         cosines = {
             part: [
                 (step, bootstrap([np.array([v]) for v in _cosines(shelf[V1], step, part)]))
@@ -71,7 +70,7 @@ class Gradients(Experiment):
             {f"{part}1 and {part}2": points for part, points in cosines.items()},
         )
         rows = []
-        for step in (START, MILESTONES[len(MILESTONES) // 2], END):
+        for step in (steps[0], steps[len(steps) // 2], steps[-1]):
             found = [_hessian(trained, step) for trained in shelf[V1]]
             largest, smallest = ([np.array([f[i]]) for f in found] for i in (0, 1))
             rows.append(interval_row(f"step {step}", largest, smallest))

@@ -41,7 +41,7 @@ class Layers(Experiment):
     number = 15
     title = "Layer by layer"
     question = "Where does the noise term matter most for the answer?"
-    quick = True
+    quick = (V1, V2)
     arms = (V1, V2)
     predictions = (
         Prediction(

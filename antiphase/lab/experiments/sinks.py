@@ -43,7 +43,7 @@ class Sinks(Experiment):
     number = 11
     title = "Sinks"
     question = "Does differential attention do without sinks, and who else does?"
-    quick = True
+    quick = (STANDARD, V1, V2)
     arms = (STANDARD, V1, V2, GATED, OFF_BY_ONE)
     predictions = (
         Prediction(

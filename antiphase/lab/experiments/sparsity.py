@@ -44,7 +44,7 @@ class Sparsity(Experiment):
     number = 5
     title = "Sparsity"
     question = "Are differential maps sparser than standard ones, or do they leave the simplex?"
-    quick = True
+    quick = (STANDARD, V1, V2)
     arms = (STANDARD, V1, V2)
     predictions = (
         Prediction("sparsity", "Gini, V1 minus standard", "above", 0.05, "sparser rows"),

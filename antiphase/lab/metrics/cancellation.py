@@ -25,11 +25,15 @@ def rejection(signal: Tensor, difference: Tensor, truth: Truth) -> Tensor:
 
 
 def correlation(signal: Tensor, noise: Tensor, where: Tensor) -> Tensor:
-    """Return Pearson's correlation of log A1 and log A2 at `where` [B, n, T]."""
+    """Return Pearson's correlation of log A1 and log A2 at `where` [B, n, T].
+
+    Each row is taken beside its own mean: rows that see more keys have smaller weights in any map,
+    and that alone would make two maps agree.
+    """
     w = where[:, None].double()
-    x, y = (A.double().clamp_min(TINY).log() for A in (signal, noise))
-    n = w.sum((-1, -2)).clamp_min(1.0)
-    x, y = (t - ((t * w).sum((-1, -2)) / n)[..., None, None] for t in (x, y))
+    count = w.sum(-1, keepdim=True).clamp_min(1.0)
+    logs = (A.double().clamp_min(TINY).log() for A in (signal, noise))
+    x, y = (t - (t * w).sum(-1, keepdim=True) / count for t in logs)
     xy, xx, yy = ((a * b * w).sum((-1, -2)) for a, b in ((x, y), (x, x), (y, y)))
     return xy / (xx * yy).sqrt().clamp_min(TINY)
 

@@ -1,0 +1,103 @@
+"""A study as Markdown, for a README or a terminal."""
+
+from antiphase.lab.experiments.base import Table
+from antiphase.lab.study import Result, Study
+from antiphase.lab.verdict import READINGS, Verdict
+
+SIGNS = {
+    Verdict.SUPPORTED: "✔ supported",
+    Verdict.REFUTED: "✘ refuted",
+    Verdict.UNDECIDED: "? undecided",
+    Verdict.NOT_RUN: "not run",
+}
+
+
+def verdict_rows(study: Study) -> list[list[str]]:
+    """Return a row a test: its name, then what it says about each reading; "" if nothing."""
+    rows = []
+    for result in study.results:
+        found = (result.about(reading) for reading in READINGS)
+        cells = ["" if verdict is None else SIGNS[verdict] for verdict in found]
+        rows.append([f"{result.number}. {result.title}", *cells])
+    return rows
+
+
+def as_markdown(study: Study) -> str:
+    """Return verdicts, then each test with its predictions and numbers."""
+    about = study.environment
+    parts = [
+        f"# The lab: {study.kind}\n",
+        f"Seeds {', '.join(map(str, study.seeds))}; {about.get('cpu', '')}, torch "
+        f"{about.get('torch', '')}. Intervals: 95%, bootstrap over seeds, then texts.\n",
+        _table(["test", *READINGS], verdict_rows(study)),
+        *(f"- **{name}**: {says}" for name, says in READINGS.items()),
+    ]
+    if study.claims:
+        rows = [[c.what, c.published, c.standard, c.v1] for c in study.claims]
+        parts += [
+            "\n## Beside published numbers\n",
+            "Other models, another task, another size: for orientation.\n",
+            _table(["", "published", "standard, here", "V1, here"], rows),
+        ]
+    parts += [_section(result) for result in study.results]
+    return "\n".join(parts) + "\n"
+
+
+def prediction_rows(result: Result) -> list[list[str]]:
+    """Return a row a prediction: reading, what it expects and why, what was found, verdict."""
+    rows = []
+    for prediction, verdict in zip(result.predictions, result.verdicts(), strict=True):
+        found = result.effects.get(prediction.effect)
+        bound = f"within ±{prediction.counts:g}"
+        if prediction.expects != "equal":
+            sign = "≥ " if prediction.expects == "above" else "≤ -"
+            bound = f"{sign}{prediction.counts:g}"
+        rows.append(
+            [
+                prediction.reading,
+                f"{prediction.effect}: {bound}",
+                prediction.because,
+                "" if found is None else str(found),
+                SIGNS[verdict],
+            ]
+        )
+    return rows
+
+
+PREDICTION_COLUMNS = ["reading", "predicts", "because", "measured", "verdict"]
+
+
+def command(result: Result) -> str:
+    """Return the command that runs a test again."""
+    return f"antiphase lab --only {result.number}"
+
+
+def _section(result: Result) -> str:
+    parts = [f"\n## {result.number}. {result.title}\n", f"{result.question}\n"]
+    parts.append(_table(PREDICTION_COLUMNS, prediction_rows(result)))
+    if result.why_not:
+        parts.append(f"\nNot run: {result.why_not}. `{command(result)}`")
+        return "\n".join(parts)
+    for table in result.tables:
+        parts += [f"\n{table.title}:\n", _of(table)]
+    other = {
+        name: found
+        for name, found in result.effects.items()
+        if name not in {p.effect for p in result.predictions}
+    }
+    if other:
+        rows = [[name, str(found)] for name, found in other.items()]
+        parts += ["", _table(["also measured", ""], rows)]
+    parts.append(f"\nArms: {', '.join(result.arms)}. `{command(result)}`")
+    return "\n".join(parts)
+
+
+def _of(table: Table) -> str:
+    return _table(table.columns, table.rows)
+
+
+def _table(columns: list[str], rows: list[list[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines
+    )
