@@ -1,6 +1,7 @@
 """The `antiphase` command. Commands are thin: they read options, call the package and print."""
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from typing import Annotated, Optional
@@ -198,6 +199,45 @@ def compare(
         if not draw_curves({str(f) if same else f.name: f for f in ended}, plot):
             fail("--plot: needs matplotlib; pip install 'antiphase[plots]'")
         console.print(f"wrote {plot}")
+
+
+@app.command()
+def analyze(
+    model: Annotated[
+        Optional[str],
+        typer.Argument(
+            help="a shipped model, a run, a model's folder or hub name; default: all shipped"
+        ),
+    ] = None,
+    task: Annotated[
+        Optional[str], typer.Option(help="made-up task; default: the run's own")
+    ] = None,
+    text: Annotated[
+        Optional[list[str]], typer.Option(help="read this instead: files, globs, folders, stdlib")
+    ] = None,
+    length: Annotated[Optional[int], typer.Option(help="tokens of a text")] = None,
+    texts: Annotated[int, typer.Option(help="how many texts")] = 16,
+    out: Annotated[Path, typer.Option(help="folder for JSON and pictures")] = Path("runs/analysis"),
+) -> None:
+    """Look into a model: maps, noise, ranks and sinks by layer and head."""
+    from antiphase.lab.analyze import analyze as measure
+    from antiphase.lab.draw import draw
+    from antiphase.lab.subject import shipped, subject
+    from antiphase.lab.tables import head_table, layer_table
+
+    if texts < 1 or (length is not None and length < 8):
+        fail(f"--texts {texts}, --length {length}: expected at least 1, and 8")
+    for name in [model] if model else list(shipped()):
+        with console.status(f"looking into {name}"):
+            seen = subject(name, text=text, task=task, texts=texts, length=length)
+            found = measure(seen.model, seen.ids, seen.truth)
+        console.print(head_table(found, name), layer_table(found))
+        folder = out / Path(name).name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "analysis.json").write_text(json.dumps(found.as_json(), indent=1))
+        if importlib.util.find_spec("matplotlib") is not None:
+            draw(found, folder)
+        console.print(f"wrote {folder}", highlight=False, soft_wrap=True)
 
 
 @app.command()
