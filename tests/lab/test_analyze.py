@@ -1,0 +1,96 @@
+"""One model under the lens: what is measured, on a task or a text, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
+
+from antiphase.cli import app
+from antiphase.lab.analyze import analyze, text_truth
+from antiphase.lab.draw import draw
+from antiphase.lab.subject import subject
+from antiphase.tasks.tokenizer import make_tokenizer
+from antiphase.training import train
+from tests.training.small import SMALL
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return train(SMALL.changed(steps=10), tmp_path_factory.mktemp("run") / "r", quiet=True)
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=257,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    make_tokenizer("bytes", []).save_pretrained(folder)
+    return folder
+
+
+def test_a_run_is_analysed_on_its_own_task(run, tmp_path):
+    seen = subject(str(run), text=None, task=None, texts=4, length=None)
+    assert seen.ids.shape == (4, 16)
+    found = analyze(seen.model, seen.ids, seen.truth)
+    assert [(row["layer"], row["head"]) for row in found.heads] == [(0, 0), (0, 1)]
+    for row in found.heads:
+        assert row["answer"] + row["noise"] + row["sink"] == pytest.approx(1)
+        assert {"lam", "lam*", "rejection, dB", "agree on I", "null"} <= set(row)
+        assert all(np.isfinite(v) for v in row.values())
+    assert found.layers[0]["rank of noise"] >= 1
+    names = {p.name for p in draw(found, tmp_path)}
+    assert names == {"maps.png", "singular.png", "lambda.png", "depth.png"}
+    json.dumps(found.as_json())
+
+
+def test_a_foreign_model_is_analysed_on_text(foreign):
+    seen = subject(str(foreign), text=["stdlib"], task=None, texts=2, length=300)
+    found = analyze(seen.model, seen.ids, seen.truth)
+    assert len(found.heads) == 8
+    assert "lam" not in found.heads[0]
+    assert "answer" not in found.heads[0]
+    assert found.layers[1]["rank of map"] >= 1
+    assert not found.maps  # too long to draw
+
+
+def test_a_text_without_answers_has_none():
+    truth = text_truth(torch.zeros(2, 10), rows=4)
+    assert truth.rows.tolist() == [[6, 7, 8, 9]] * 2
+    assert not truth.relevant.any()
+    assert truth.visible.sum(-1).tolist() == [[7, 8, 9, 10]] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("nowhere", {}, "nowhere: is no shipped model"),
+        ("foreign", {"text": ["nothing/*.txt"]}, "is no file, folder or glob"),
+        ("run", {"task": "recall"}, "has a vocabulary of 42, the task recall uses"),
+        ("run", {"text": ["stdlib"]}, "has no tokenizer to read a text with"),
+    ],
+)
+def test_what_cannot_be_analysed_is_named(name, options, message, run, foreign, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    place = {"run": str(run), "foreign": str(foreign)}.get(name, name)
+    settings = {"text": None, "task": None, "texts": 2, "length": None} | options
+    with pytest.raises(ValueError, match=message):
+        subject(place, **settings)
+
+
+def test_the_command_prints_and_writes(run, tmp_path):
+    result = CliRunner().invoke(app, ["analyze", str(run), "--texts", "2", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    kept = json.loads((tmp_path / "r" / "analysis.json").read_text())
+    assert len(kept["heads"]) == 2
+    assert (tmp_path / "r" / "maps.png").is_file()
