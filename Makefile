@@ -11,11 +11,14 @@ demo: $(READY)
 	  --json runs/demo/bench.json --plot runs/demo/bench.png
 	$(BIN)/python examples/maps.py runs/demo/maps.png
 
+# One thread a worker and a worker a core: small tensors gain nothing from threads.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile
+
 test: lint
-	$(BIN)/pytest
+	$(PYTEST)
 
 test-all: lint
-	$(BIN)/pytest -m ""
+	$(PYTEST) -m ""
 
 bench: $(READY)
 	$(BIN)/antiphase bench attention --json runs/bench.json --plot runs/bench.png

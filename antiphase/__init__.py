@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     )
     from antiphase.models.accelerate import accelerate
     from antiphase.ops import attention_maps, backend_for, diff_attention
+    from antiphase.tasks import Language, task
+    from antiphase.training import Recipe, load_recipe, resume, train
 
 __version__ = "0.1.0"
 
@@ -37,6 +39,12 @@ _HOMES = {
     "AntiphaseForCausalLM": "antiphase.models",
     "AntiphaseForSequenceClassification": "antiphase.models",
     "AntiphaseModel": "antiphase.models",
+    "Language": "antiphase.tasks",
+    "Recipe": "antiphase.training",
+    "load_recipe": "antiphase.training",
+    "resume": "antiphase.training",
+    "task": "antiphase.tasks",
+    "train": "antiphase.training",
     "DiffV1": "antiphase.attention",
     "DiffV2": "antiphase.attention",
     "FixedNoise": "antiphase.attention",
@@ -65,8 +73,10 @@ __all__ = [
     "FixedNoise",
     "Gated",
     "Grouped",
+    "Language",
     "LowDimNoise",
     "LowRankNoise",
+    "Recipe",
     "SignedMask",
     "Sink",
     "Standard",
@@ -76,7 +86,11 @@ __all__ = [
     "attention_maps",
     "backend_for",
     "diff_attention",
+    "load_recipe",
     "preset",
+    "resume",
+    "task",
+    "train",
 ]
 
 
