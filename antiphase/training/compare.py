@@ -4,6 +4,7 @@ import math
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
 
@@ -86,13 +87,25 @@ def interval(values: list[float]) -> Interval:
 
 def _title(recipe: Recipe, recipes: list[Recipe]) -> str:
     """Return the mechanism and every other field in which the runs differ."""
-    fields = recipe.as_dict()
+    flat = [_flat(r) for r in recipes]
+    mine = _flat(recipe)
     differ = [
         name
-        for name, value in fields.items()
-        if name not in ("attention", "seed") and any(r.as_dict()[name] != value for r in recipes)
+        for name in mine
+        if name not in ("attention", "seed") and any(r.get(name) != mine[name] for r in flat)
     ]
-    return ", ".join([recipe.attention, *(f"{name}={fields[name]}" for name in differ)])
+    return ", ".join([recipe.attention, *(f"{name}={mine[name]}" for name in differ)])
+
+
+def _flat(recipe: Recipe) -> dict[str, Any]:
+    """Return the fields, those of inner dictionaries by their own names."""
+    found: dict[str, Any] = {}
+    for name, value in recipe.as_dict().items():
+        if isinstance(value, dict):
+            found |= {f"{name}.{inner}": v for inner, v in value.items()}
+        else:
+            found[name] = value
+    return found
 
 
 def _count(weights: Path) -> int:

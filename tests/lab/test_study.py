@@ -131,7 +131,7 @@ def test_a_killed_study_repeats_no_finished_run(tmp_path):
         "small = dict(model={'hidden_size': 32}, batch_size=4, checkpoint_every=20)\n"
         "if __name__ == '__main__':\n"
         "    jobs = [Job(STANDARD.recipe.changed(steps=20, **small)),\n"
-        "            Job(V1.recipe.changed(steps=1500, **small))]\n"
+        "            Job(V1.recipe.changed(steps=500, **small))]\n"
         "    train_all(jobs, Path(sys.argv[1]), Console(), LocalEngine(workers=2))\n"
     )
     root = tmp_path / "trained"
