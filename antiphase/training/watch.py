@@ -152,23 +152,13 @@ class Milestones(TrainerCallback):
         self.recipe, self.folder, self.speed = recipe, folder / "milestones", speed
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: Any = None,
-        **kwargs: Any,
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
     ) -> None:
         """Keep the start, if asked for."""
         self._keep(state, model)
 
     def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: Any = None,
-        **kwargs: Any,
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
     ) -> None:
         """Keep this step, if asked for."""
         self._keep(state, model)
