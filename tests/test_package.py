@@ -43,7 +43,8 @@ def test_a_room_imports_nothing_above_it(room):
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/attention.md", "docs/models.md", "docs/training.md"]
+    "page",
+    ["README.md", "docs/attention.md", "docs/lab.md", "docs/models.md", "docs/training.md"],
 )
 def test_the_code_of_a_page_runs(page):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
