@@ -7,9 +7,7 @@ READY := .venv/.ready
 
 demo: $(READY)
 	$(BIN)/antiphase doctor
-	$(BIN)/antiphase bench attention --length 512 --length 2048 --dtype fp32 --dtype bf16 --rounds 5 \
-	  --json runs/demo/bench.json --plot runs/demo/bench.png
-	$(BIN)/python examples/maps.py runs/demo/maps.png
+	$(BIN)/antiphase lab
 
 # One thread a worker and a worker a core: small tensors gain nothing from threads.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from transformers.utils.logging import disable_progress_bar
 
 from antiphase.lab.claims import Claim, claims
 from antiphase.lab.engine import LocalEngine, train_all
@@ -93,6 +94,7 @@ def conduct(
     needed = {arm.name: arm for found in arms.values() for arm in found}
     jobs = [arm.job(seed) for arm in needed.values() for seed in seeds]
     faults = train_all(jobs, root, console, engine)
+    disable_progress_bar()  # of loading each small model
     torch.set_num_threads(1)  # as the runs were trained; small products gain nothing from more
     results = []
     for number, kind_of_test in EXPERIMENTS.items():

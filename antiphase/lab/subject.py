@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 from antiphase.lab.analyze import text_truth
 from antiphase.lab.truth import Truth, truth_of
@@ -44,6 +45,7 @@ def subject(
     recipe = next(
         (p for p in (folder / "recipe.yaml", folder.parent / "recipe.yaml") if p.is_file()), None
     )
+    disable_progress_bar()
     place = folder / "model" if (folder / "model" / "config.json").is_file() else folder
     try:
         model = AutoModelForCausalLM.from_pretrained(place if place.exists() else name).eval()

@@ -9,11 +9,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from antiphase.cli import app
+from antiphase.evaluation import score_answers
 from antiphase.lab.analyze import analyze, text_truth
 from antiphase.lab.draw import draw
-from antiphase.lab.subject import subject
+from antiphase.lab.subject import shipped, subject
+from antiphase.tasks import task as task_of
 from antiphase.tasks.tokenizer import make_tokenizer
-from antiphase.training import train
+from antiphase.training import load_recipe, train
 from tests.training.small import SMALL
 
 
@@ -94,3 +96,16 @@ def test_the_command_prints_and_writes(run, tmp_path):
     kept = json.loads((tmp_path / "r" / "analysis.json").read_text())
     assert len(kept["heads"]) == 2
     assert (tmp_path / "r" / "maps.png").is_file()
+
+
+def test_the_shipped_models_can_do_their_task():
+    found = shipped()
+    assert set(found) == {"standard", "diff_v1", "diff_v2"}
+    size = sum(p.stat().st_size for folder in found.values() for p in folder.iterdir())
+    assert size < 6e6
+    for name, folder in found.items():
+        recipe = load_recipe(str(folder / "recipe.yaml"))
+        assert recipe.attention == name
+        task = task_of(recipe.task)(split="test", size=64, **recipe.task_options)
+        net = subject(name, text=None, task=None, texts=2, length=None).model
+        assert score_answers(net, task, 64)["accuracy"] > 0.97

@@ -22,6 +22,8 @@ from antiphase.lab.statistics import bootstrap
 from antiphase.lab.verdict import Prediction
 from antiphase.tasks.base import as_tensors
 
+EFFECT = "V1: correlation on I above another head's, end minus start"
+
 
 class Gradients(Experiment):
     """Agreement on I before and after training; gradients of the pair; curvature."""
@@ -30,18 +32,19 @@ class Gradients(Experiment):
     title = "Gradient dynamics"
     question = "Does training push the maps together on irrelevant tokens?"
     quick = (V1,)
+    version = 2
     arms = (V1,)
     predictions = (
         Prediction(
             "cancelling",
-            "V1: correlation on I, end minus start",
+            EFFECT,
             "above",
             0.1,
             "if common noise is what helps, training makes it",
         ),
         Prediction(
             "sparsity",
-            "V1: correlation on I, end minus start",
+            EFFECT,
             "below",
             0.1,
             "a sparse signed map comes from maps that part",
@@ -51,10 +54,12 @@ class Gradients(Experiment):
     def measure(self, shelf: Shelf) -> Measured:
         steps = shelf.milestones(V1)
 
+        def above_null(trained: Trained, step: int) -> NDArray[np.float64]:
+            seen = look(trained, step)
+            return on(seen, "irrelevant", correlation) - on(seen, "irrelevant", correlation, True)
+
         def pushed(trained: Trained) -> NDArray[np.float64]:
-            ends = (steps[-1], steps[0])
-            end, start = (on(look(trained, s), "irrelevant", correlation) for s in ends)
-            return end - start
+            return above_null(trained, steps[-1]) - above_null(trained, steps[0])
 
         cosines = {
             part: [
@@ -75,9 +80,7 @@ class Gradients(Experiment):
             largest, smallest = ([np.array([f[i]]) for f in found] for i in (0, 1))
             rows.append(interval_row(f"step {step}", largest, smallest))
         table = Table("Eigenvalues of the loss's Hessian", ["", "largest", "smallest"], rows)
-        return Measured(
-            {"V1: correlation on I, end minus start": shelf.values(V1, pushed)}, [table], [picture]
-        )
+        return Measured({EFFECT: shelf.values(V1, pushed)}, [table], [picture])
 
 
 def _batch(trained: Trained, size: int) -> dict[str, torch.Tensor]:
