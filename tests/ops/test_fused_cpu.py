@@ -167,8 +167,9 @@ def test_memory_does_not_grow_with_the_square(level: str, request):
 
     work(256)()  # libraries and thread pools take their memory once
     T = 4096
-    peak = peak_extra_bytes(work(T))
-    if peak is None:
+    peaks = [peak_extra_bytes(work(T)) for _ in range(3)]
+    if None in peaks:
         pytest.skip("the system does not tell its peak memory")
+    peak = min(peaks)  # what else the process does can only add
     one_map = 2 * T * T * 4  # bytes of one map of both heads
     assert peak < one_map / 2
