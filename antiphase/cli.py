@@ -255,7 +255,7 @@ def lab(
     from rich.table import Table
 
     from antiphase.lab.experiments.registry import EXPERIMENTS, experiments
-    from antiphase.lab.report import as_markdown, verdict_rows, write_html
+    from antiphase.lab.report import verdict_rows, write_report
     from antiphase.lab.study import conduct, load
     from antiphase.lab.verdict import READINGS
 
@@ -264,8 +264,8 @@ def lab(
             quick = "  (quick)" if kind.quick else ""
             console.print(f"{number:3}  {kind.title}: {kind.question}{quick}", highlight=False)
         return
-    if importlib.util.find_spec("plotly") is None:
-        fail("the report needs plotly; pip install 'antiphase[lab]'")
+    if missing := [m for m in ("plotly", "matplotlib") if importlib.util.find_spec(m) is None]:
+        fail(f"the report needs {' and '.join(missing)}; pip install 'antiphase[lab]'")
     if report is not None:
         study, out = load(report), report
     else:
@@ -283,9 +283,8 @@ def lab(
     for row in verdict_rows(study):
         table.add_row(*row)
     console.print(table)
-    write_html(study, out / "report.html")
-    (out / "report.md").write_text(as_markdown(study), encoding="utf-8")
-    console.print(f"wrote {out / 'report.html'} and report.md", highlight=False, soft_wrap=True)
+    page = write_report(study, out)
+    console.print(f"wrote {page} and report.md", highlight=False, soft_wrap=True)
 
 
 @app.command("import-weights")

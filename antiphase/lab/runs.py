@@ -28,6 +28,11 @@ class Arm:
         """Return the run of that seed."""
         return Job(self.recipe.changed(seed=seed))
 
+    def settings(self, common: Recipe) -> str:
+        """Return what its recipe has that the common one has not."""
+        usual, mine = flat(common.as_dict()), flat(self.recipe.as_dict())
+        return ", ".join(f"{k}={v}" for k, v in mine.items() if usual.get(k) != v)
+
 
 @dataclass(frozen=True)
 class Job:
@@ -68,6 +73,15 @@ class Job:
         """Return how far it is."""
         lines = read_metrics(self.folder(root))
         return int(lines[-1]["step"]) if lines else 0
+
+
+def flat(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return options one level down under names like `task_options.length`."""
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        parts = value if isinstance(value, dict) else None
+        found |= {name: value} if parts is None else {f"{name}.{k}": v for k, v in parts.items()}
+    return found
 
 
 def perform(job: Job, root: Path) -> None:

@@ -14,6 +14,7 @@ from transformers.utils.logging import disable_progress_bar
 from antiphase.lab.claims import Claim, claims
 from antiphase.lab.engine import LocalEngine, train_all
 from antiphase.lab.experiments.base import (
+    COMMON,
     SEEDS,
     STANDARD,
     V1,
@@ -46,7 +47,9 @@ class Result:
     effects: dict[str, Interval] = field(default_factory=dict)
     tables: list[Table] = field(default_factory=list)
     pictures: list[Picture | Heatmap] = field(default_factory=list)
-    arms: list[str] = field(default_factory=list)
+    arms: dict[str, str] = field(
+        default_factory=dict
+    )  # and how each differs from the common recipe
     why_not: str = ""  # it did not run
 
     def verdicts(self) -> list[Verdict]:
@@ -72,6 +75,7 @@ class Study:
     results: list[Result]
     claims: list[Claim]
     environment: dict[str, Any]
+    recipe: dict[str, Any]  # that all arms share but for their settings
 
     def save(self, folder: Path) -> None:
         """Write everything as JSON."""
@@ -107,7 +111,7 @@ def conduct(
         results.append(result)
     base = [arm for arm in (STANDARD, V1, V2) if arm.name in needed]
     shelf = _shelf(base, seeds, root)
-    return Study(kind, list(seeds), results, claims(shelf), environment())
+    return Study(kind, list(seeds), results, claims(shelf), environment(), COMMON.as_dict())
 
 
 def _blank(kind: type[Experiment]) -> Result:
@@ -125,7 +129,7 @@ def _measure(
     """Fill in a result, from what was measured before if nothing has changed."""
     root = folder / "trained"
     jobs = [arm.job(seed) for arm in arms for seed in seeds]
-    result.arms = [arm.name for arm in arms]
+    result.arms = {arm.name: arm.settings(COMMON) for arm in arms}
     for job in jobs:
         if not job.finished(root):
             result.why_not = f"{job.title}: {faults.get(job, 'was not trained')}"
@@ -202,4 +206,4 @@ def load(folder: Path) -> Study:
         fill(result, fields)
         results.append(result)
     found = [Claim(**claim) for claim in kept["claims"]]
-    return Study(kept["kind"], kept["seeds"], results, found, kept["environment"])
+    return Study(kept["kind"], kept["seeds"], results, found, kept["environment"], kept["recipe"])

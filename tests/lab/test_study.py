@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,8 @@ from rich.console import Console
 from antiphase.lab.engine import LocalEngine, train_all
 from antiphase.lab.experiments.base import STANDARD, V1, Experiment, Measured, base
 from antiphase.lab.experiments.registry import EXPERIMENTS, experiments
-from antiphase.lab.report import as_markdown, verdict_rows, write_html
+from antiphase.lab.report import verdict_rows, write_report
+from antiphase.lab.report.html import write_html
 from antiphase.lab.runs import Arm, perform
 from antiphase.lab.study import conduct, load
 from antiphase.lab.verdict import Verdict
@@ -58,7 +60,11 @@ def test_a_quick_study_ends_with_verdicts_and_a_page(small_lab, folder):  # noqa
         p: t for p, t in stamps.items() if not p.name.endswith(".lock")
     }
     assert again == study
-    text = as_markdown(study)
+    write_report(study, folder)
+    text = (folder / "report.md").read_text()
+    for still in re.findall(r"\((pictures/.*?)\)", text):
+        assert (folder / still).stat().st_size > 5_000
+    assert text.count("(pictures/") == sum(len(r.pictures) for r in study.results)
     for row in verdict_rows(study):
         assert "| " + " | ".join(row) + " |" in text
 

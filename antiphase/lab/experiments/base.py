@@ -35,7 +35,8 @@ def base(attention: str, length: int = 64, **changes: Any) -> Recipe:
     ).changed(**changes)
 
 
-STANDARD = Arm("standard", base("standard", milestones=MILESTONES))
+COMMON = base("standard", milestones=MILESTONES)
+STANDARD = Arm("standard", COMMON)
 V1 = Arm("V1", base("diff_v1", milestones=MILESTONES))
 V2 = Arm("V2", base("diff_v2", milestones=MILESTONES))
 

@@ -5,9 +5,12 @@ from pathlib import Path
 
 from antiphase.lab.experiments.base import Table
 from antiphase.lab.report.markdown import (
+    ARM_COLUMNS,
     PREDICTION_COLUMNS,
+    arm_rows,
     command,
     prediction_rows,
+    recipe_line,
     verdict_rows,
 )
 from antiphase.lab.report.pictures import figure
@@ -56,6 +59,10 @@ def write_html(study: Study, path: Path) -> None:
             "<p class=why>Other models, another task, another size: for orientation.</p>",
             _table(["", "published", "standard, here", "V1, here"], rows),
         ]
+    body.append(
+        "<p class=why>All models share this recipe, but for what a test says: "
+        f"{escape(recipe_line(study))}.</p>"
+    )
     body += [_section(result) for result in study.results]
     page = (
         "<!doctype html><html lang=en><head><meta charset=utf-8>"
@@ -86,8 +93,9 @@ def _section(result: Result) -> str:
     other = [[name, str(i)] for name, i in result.effects.items() if name not in expected]
     if other:
         parts.append(_table(["also measured", ""], other))
-    arms = f"Arms: {escape(', '.join(result.arms))}. " if result.arms else ""
-    parts.append(f"<p class=why>{arms}Again: <code>{command(result)}</code></p>")
+    if result.arms:
+        parts.append(_table(ARM_COLUMNS, arm_rows(result)))
+    parts.append(f"<p class=why>Again: <code>{command(result)}</code></p>")
     return "".join(parts)
 
 

@@ -1,6 +1,10 @@
 """A study as Markdown, for a README or a terminal."""
 
+from typing import Any
+
 from antiphase.lab.experiments.base import Table
+from antiphase.lab.report.stills import still_names
+from antiphase.lab.runs import flat
 from antiphase.lab.study import Result, Study
 from antiphase.lab.verdict import READINGS, Verdict
 
@@ -39,8 +43,20 @@ def as_markdown(study: Study) -> str:
             "Other models, another task, another size: for orientation.\n",
             _table(["", "published", "standard, here", "V1, here"], rows),
         ]
+    parts += [f"\nAll models share this recipe, but for what a test says: {recipe_line(study)}."]
     parts += [_section(result) for result in study.results]
     return "\n".join(parts) + "\n"
+
+
+def recipe_line(study: Study) -> str:
+    """Return the common recipe in a line."""
+    unset: tuple[Any, ...] = (None, [], {}, "")
+    return ", ".join(f"{k}={v}" for k, v in flat(study.recipe).items() if v not in unset)
+
+
+def arm_rows(result: Result) -> list[list[str]]:
+    """Return a row an arm: its name and how it differs from the common recipe."""
+    return [[name, changes or "the common recipe"] for name, changes in result.arms.items()]
 
 
 def prediction_rows(result: Result) -> list[list[str]]:
@@ -64,6 +80,7 @@ def prediction_rows(result: Result) -> list[list[str]]:
     return rows
 
 
+ARM_COLUMNS = ["arm", "its settings"]
 PREDICTION_COLUMNS = ["reading", "predicts", "because", "measured", "verdict"]
 
 
@@ -78,6 +95,9 @@ def _section(result: Result) -> str:
     if result.why_not:
         parts.append(f"\nNot run: {result.why_not}. `{command(result)}`")
         return "\n".join(parts)
+    parts.append("")
+    for name, picture in zip(still_names(result), result.pictures, strict=True):
+        parts.append(f"![{picture.title}](pictures/{name})")
     for table in result.tables:
         parts += [f"\n{table.title}:\n", _of(table)]
     other = {
@@ -88,7 +108,7 @@ def _section(result: Result) -> str:
     if other:
         rows = [[name, str(found)] for name, found in other.items()]
         parts += ["", _table(["also measured", ""], rows)]
-    parts.append(f"\nArms: {', '.join(result.arms)}. `{command(result)}`")
+    parts += ["", _table(ARM_COLUMNS, arm_rows(result)), f"\n`{command(result)}`"]
     return "\n".join(parts)
 
 
