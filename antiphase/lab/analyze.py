@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,9 @@ from antiphase.lab.metrics.sinks import outliers, sink_mass
 from antiphase.lab.truth import Truth
 
 RANK_ROWS = 128  # rows of the lower left block whose rank is taken, if it has more
+RANK_TEXTS = 4
+DRAWN = 256  # tokens of the first text whose maps are drawn
+HELD = 2**25  # numbers of a map, over all layers and heads, that are held at once
 
 Measure = Callable[[LayerMaps, Truth], Tensor]
 
@@ -54,9 +58,9 @@ class Analysis:
     model: str
     heads: list[dict[str, float]]  # one a head: layer, head, then metrics
     layers: list[dict[str, float]]  # one a layer: ranks, redundancy, outliers
-    singular: list[dict[str, list[float]]]  # by layer, of each map
+    singular: list[dict[str, list[float]]] = field(default_factory=list)  # by layer, of each map
     depth: list[tuple[float, float]] = field(default_factory=list)  # of the answer, and its share
-    maps: list[dict[str, Any]] = field(default_factory=list)  # of one text, by layer, for drawing
+    maps: list[dict[str, Any]] = field(default_factory=list)  # of a text's start, by layer
 
     def as_json(self) -> dict[str, Any]:
         """Return the numbers, without the maps."""
@@ -70,23 +74,55 @@ class Analysis:
 
 
 def analyze(model: Any, ids: Tensor, truth: Truth) -> Analysis:
-    """Return every metric that the model's maps on these texts allow."""
-    seen = capture(model, ids, truth.rows, hidden=True, scores=True, outputs=True)
-    whole = capture(model, ids[:4], _block_rows(ids[:4]))
+    """Return every metric that the model's maps on these texts allow, a few texts at a time."""
     name = getattr(model.config, "attention", type(model).__name__)
-    found = Analysis(str(name), _by_head(seen, truth), _by_layer(seen, whole), [], [], [])
-    for m in whole.layers:
-        block = {n: _block(A) for n, A in _named(m).items()}
-        values = {n: rank.singular_values(A).mean((0, 1)).tolist() for n, A in block.items()}
-        found.singular.append(values)
+    heads, layers, shares = [], [], []
+    pieces = torch.arange(len(ids)).split(_texts_at_once(model, truth))
+    for piece in pieces:
+        some = truth.of(piece)
+        seen = capture(model, ids[piece], some.rows, hidden=True, scores=True, outputs=True)
+        heads.append(_by_head(seen, some))
+        layers.append(_by_layer(seen))
+        shares.append(_answer_share(seen, some))
+    ranks, singular = [], []
+    for text in ids[:RANK_TEXTS].split(1):
+        whole = capture(model, text, _block_rows(text))
+        ranks.append([_ranks(m) for m in whole.layers])
+        singular.append([_singular(m) for m in whole.layers])
+    sizes = [len(piece) for piece in pieces]
+    by_layer = zip(_merged(layers, sizes), _merged(ranks, [1] * len(ranks)), strict=True)
+    found = Analysis(str(name), _merged(heads, sizes), [a | b for a, b in by_layer])
+    for same_layer in zip(*singular, strict=True):
+        found.singular.append(
+            {n: np.mean([s[n] for s in same_layer], axis=0).tolist() for n in same_layer[0]}
+        )
     if bool(truth.relevant.any()):
-        found.depth = _by_depth(seen, truth)
-    first = (
-        capture(model, ids[:1], torch.arange(ids.shape[1])[None]) if ids.shape[1] <= 256 else None
-    )
-    if first is not None:
-        found.maps = [{n: A[0].numpy() for n, A in _named(m).items()} for m in first.layers]
+        found.depth = _by_depth(torch.cat(shares), truth)
+    begin = ids[:1, :DRAWN]
+    first = capture(model, begin, torch.arange(begin.shape[1])[None])
+    found.maps = [{n: A[0].numpy() for n, A in _named(m).items()} for m in first.layers]
     return found
+
+
+def _texts_at_once(model: Any, truth: Truth) -> int:
+    """Return how many texts' maps are held together."""
+    layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
+    return max(1, HELD // (layers * heads * truth.relevant[0].numel()))
+
+
+def _merged(parts: list[list[dict[str, float]]], sizes: list[int]) -> list[dict[str, float]]:
+    """Return the rows' means over parts, by their sizes; of largest values, the largest."""
+    merged = []
+    for same in zip(*parts, strict=True):
+        merged.append(
+            {
+                name: max(row[name] for row in same)
+                if name.endswith("top-1")
+                else float(np.average([row[name] for row in same], weights=sizes))
+                for name in same[0]
+            }
+        )
+    return merged
 
 
 def text_truth(ids: Tensor, rows: int) -> Truth:
@@ -116,16 +152,10 @@ def _by_head(seen: Captured, truth: Truth) -> list[dict[str, float]]:
     return rows
 
 
-def _by_layer(seen: Captured, whole: Captured) -> list[dict[str, float]]:
+def _by_layer(seen: Captured) -> list[dict[str, float]]:
     rows = []
-    for layer, (m, block) in enumerate(zip(seen.layers, whole.layers, strict=True)):
+    for layer, m in enumerate(seen.layers):
         row: dict[str, float] = {"layer": layer}
-        for name, A in _named(block).items():
-            row[f"rank of {name}"] = float(rank.effective_rank(_block(A)).mean())
-        if block.noise is not None:
-            noise = _block(block.noise)
-            row["participation of noise"] = float(rank.participation_ratio(noise).mean())
-            row["90% energy of noise"] = float(rank.energy_rank(noise).mean())
         row["distance of heads"] = float(redundancy.cosine_distance(m.difference).mean())
         if m.outputs is not None:
             row["CKA of heads"] = redundancy.cka(m.outputs)
@@ -140,11 +170,29 @@ def _by_layer(seen: Captured, whole: Captured) -> list[dict[str, float]]:
     return rows
 
 
-def _by_depth(seen: Captured, truth: Truth, bins: int = 5) -> list[tuple[float, float]]:
-    """Return the answer's share by where it stands, over all heads and layers."""
-    share = torch.stack(
-        [allocation(m.difference, truth)["relevant"].mean(1) for m in seen.layers]
-    ).mean(0)
+def _ranks(m: LayerMaps) -> dict[str, float]:
+    found = {
+        f"rank of {n}": float(rank.effective_rank(_block(A)).mean()) for n, A in _named(m).items()
+    }
+    if m.noise is not None:
+        noise = _block(m.noise)
+        found["participation of noise"] = float(rank.participation_ratio(noise).mean())
+        found["90% energy of noise"] = float(rank.energy_rank(noise).mean())
+    return found
+
+
+def _singular(m: LayerMaps) -> dict[str, Any]:
+    return {n: rank.singular_values(_block(A)).mean((0, 1)).numpy() for n, A in _named(m).items()}
+
+
+def _answer_share(seen: Captured, truth: Truth) -> Tensor:
+    """Return the share of the answer by text and row, over all heads and layers, [B, n]."""
+    found = [allocation(m.difference, truth)["relevant"].mean(1) for m in seen.layers]
+    return torch.stack(found).mean(0)
+
+
+def _by_depth(share: Tensor, truth: Truth, bins: int = 5) -> list[tuple[float, float]]:
+    """Return the answer's share by where it stands."""
     found = []
     for i in range(bins):
         here = (truth.depth >= i / bins) & (truth.depth < (i + 1) / bins)

@@ -6,6 +6,7 @@ on its own fast kernels.
 
 import contextlib
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +32,7 @@ class LayerMaps:
     difference: Tensor  # the map that meets V: signal - lam * noise
     noise: Tensor | None = None
     lam: Tensor | None = None  # [B, h, n, 1]
-    scores: list[Tensor] = field(default_factory=list)  # before the softmax, of each map
+    scores: list[Tensor] = field(default_factory=list)  # of each map; -inf where nothing is seen
     outputs: Tensor | None = None  # [B, T, h, dv]: what each head gives to W_O
 
 
@@ -74,10 +75,14 @@ def capture(
     training = model.training
     model.eval()
     layers: list[LayerMaps] = []
+    wanted, where = rows.unique(return_inverse=True)  # logits of all tokens would not fit
+    only = {}
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        only = {"logits_to_keep": wanted}
     try:
         with watch(model, rows, layers, scores, outputs):
             out = model(
-                input_ids=ids.to(model.device), use_cache=False, output_hidden_states=hidden
+                input_ids=ids.to(model.device), use_cache=False, output_hidden_states=hidden, **only
             )
     finally:
         model.train(training)
@@ -86,7 +91,8 @@ def capture(
             f"{type(model).__name__}: does not go through transformers' attention interface, so "
             "its maps cannot be seen"
         )
-    logits = out.logits.gather(1, rows[..., None].expand(-1, -1, out.logits.shape[-1]))
+    place = where if only else rows
+    logits = out.logits.gather(1, place[..., None].expand(-1, -1, out.logits.shape[-1]))
     return Captured(layers, rows, logits.float(), out.hidden_states if hidden else ())
 
 
@@ -122,9 +128,12 @@ def _ours(
             found["lam"].float() if "lam" in found else None,
         )
         if scores:
-            kept.scores = [_scores(asked.q, asked.k)]
-            if asked.q2 is not None and asked.k2 is not None and asked.k2.dim() == 4:
-                kept.scores.append(_scores(asked.q2, asked.k2))
+            pairs = [(asked.q, asked.k), (asked.q2, asked.k2)]
+            kept.scores = [
+                _scores(q, k).masked_fill(~_visible(rows, k.shape[2]), -torch.inf)
+                for q, k in pairs
+                if q is not None and k is not None and k.dim() == 4
+            ]
         layers.append(kept)
 
     def keep_outputs(layer: int) -> Callable[..., None]:
@@ -224,16 +233,16 @@ def _foreign(
         s = (asked.float() @ repeat_heads(k, q.shape[1]).float().mT) * scaling
         if cap := options.get("softcap"):
             s = cap * torch.tanh(s / cap)
-        raw = s
         seen = _visible(rows, k.shape[2])
         if mask is not None:
             index = rows[:, None, :, None].expand(-1, mask.shape[1], -1, mask.shape[3])
             chosen = mask.expand(len(rows), -1, -1, -1).gather(2, index)
             seen = seen & (chosen if chosen.dtype == torch.bool else chosen > -1e4)
-        A = torch.softmax(s.masked_fill(~seen, -torch.inf), dim=-1)
+        s = s.masked_fill(~seen, -torch.inf)
+        A = torch.softmax(s, dim=-1)
         kept = LayerMaps(A, A)
         if scores:
-            kept.scores = [raw]
+            kept.scores = [s]
         if outputs:
             kept.outputs = out.float()
         layers.append(kept)

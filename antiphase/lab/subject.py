@@ -13,6 +13,8 @@ from transformers.utils.logging import disable_progress_bar
 from antiphase.lab.analyze import text_truth
 from antiphase.lab.truth import Truth, truth_of
 from antiphase.models import AntiphaseForCausalLM
+from antiphase.models.smollm import NAME as SMOLLM2
+from antiphase.models.smollm import smollm2
 from antiphase.tasks import task as task_of
 from antiphase.tasks.corpus import documents
 from antiphase.training import load_recipe
@@ -41,7 +43,7 @@ def subject(
     name: str, *, text: list[str] | None, task: str | None, texts: int, length: int | None
 ) -> Subject:
     """Return a model by a shipped name, a run, a folder or a hub's name, with texts to read."""
-    folder = shipped().get(name, Path(name))
+    folder = smollm2() if name == SMOLLM2 else shipped().get(name, Path(name))
     recipe = next(
         (p for p in (folder / "recipe.yaml", folder.parent / "recipe.yaml") if p.is_file()), None
     )
@@ -50,9 +52,9 @@ def subject(
     try:
         model = AutoModelForCausalLM.from_pretrained(place if place.exists() else name).eval()
     except (OSError, ValueError) as error:
-        known = ", ".join(shipped())
+        known = ", ".join([*shipped(), SMOLLM2])
         raise ValueError(
-            f"{name}: is no shipped model ({known}), run, folder of a model or hub name ({error})"
+            f"{name}: is no model by name ({known}), run, folder of a model or hub name ({error})"
         ) from error
     if text is not None or not (recipe or isinstance(model, AntiphaseForCausalLM)):
         where = place if place.exists() else name

@@ -1,6 +1,6 @@
 """What a model should look at: the rows that predict an answer, and what each of their keys is."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -27,6 +27,10 @@ class Truth:
     def visible(self) -> Tensor:
         """Return every key that a row may see."""
         return self.relevant | self.sink | self.irrelevant
+
+    def of(self, texts: Tensor) -> "Truth":
+        """Return the truth of some texts."""
+        return Truth(*(getattr(self, f.name)[texts] for f in fields(self)))
 
 
 def truth_of(examples: Examples, last: int | None = None) -> Truth:

@@ -41,6 +41,7 @@ class Sinks(Experiment):
     """Mass on the first token, and outliers."""
 
     number = 11
+    version = 2
     title = "Sinks"
     question = "Does differential attention do without sinks, and who else does?"
     quick = (STANDARD, V1, V2)

@@ -15,8 +15,8 @@ def sink_mass(A: Tensor, truth: Truth) -> Tensor:
 
 
 def outliers(values: Tensor) -> dict[str, float]:
-    """Return the largest magnitudes, by their place, and the median one."""
-    v = values.detach().abs().flatten().double()
+    """Return the largest magnitudes, by their place, and the median one; masked scores are none."""
+    v = values.detach()[values > -torch.inf].abs().double()
     largest = torch.topk(v, min(max(TOP), v.numel())).values
     found = {f"top-{k}": float(largest[k - 1]) for k in TOP if k <= len(largest)}
     return found | {"median": float(v.median())}
