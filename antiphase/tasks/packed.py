@@ -8,7 +8,6 @@ across them.
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -19,18 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from antiphase.ops.fused_cpu.cpu import cache_folder
 from antiphase.tasks.corpus import Document, documents, manifest
 from antiphase.tasks.tokenizer import identity, make_tokenizer, saved_tokenizer
 
 SHARES = {"train": range(4, 100), "validation": range(2, 4), "test": range(2)}  # of 100
 FEW = 100  # documents; fewer are cut, each into about as many pieces
 _BATCH = 256
-
-
-def cache_folder() -> Path:
-    """Return where packed texts are kept: $ANTIPHASE_CACHE, or the user's cache."""
-    root = os.environ.get("ANTIPHASE_CACHE") or Path.home() / ".cache" / "antiphase"
-    return Path(root) / "text"
 
 
 @dataclass(frozen=True)
@@ -61,7 +55,7 @@ def pack(sources: list[str], kind: str) -> PackedText:
     """Return the packed text of these sources and this tokenizer, made now or found."""
     about = manifest(sources)
     name = hashlib.sha256(f"{about['sha256']} {identity(kind)} 1".encode()).hexdigest()[:16]
-    folder = cache_folder() / name
+    folder = cache_folder() / "text" / name
     found = _load(folder)
     if found is not None:
         return PackedText(folder, found.manifest | about)  # the same text may have other names

@@ -1,4 +1,4 @@
-"""The pretrained model that a package holds: converted once, plain afterwards, named when absent."""
+"""The pretrained model that a package holds: converted once, plain afterwards."""
 
 import importlib.util
 
