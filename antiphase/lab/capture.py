@@ -13,13 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers import PreTrainedModel
 
 from antiphase.attention import Attention
 from antiphase.attention.heads import Heads, Inputs
 from antiphase.models import AntiphaseForCausalLM
+from antiphase.models.listening import Call, listening
 from antiphase.models.weights import from_diffllama
 from antiphase.ops import repeat_heads
 
@@ -195,63 +194,21 @@ def _scores(q: Tensor, k: Tensor) -> Tensor:
     return (q.float() @ repeat_heads(k, q.shape[1]).float().mT) * q.shape[-1] ** -0.5
 
 
-_NAME = "antiphase_capture"
-_LISTENERS: list[Callable[..., None]] = []  # the capture that is going on, if any
-
-
-def _listening(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Attend as `sdpa` does, and show queries and keys to who listens."""
-    out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    for listener in _LISTENERS:
-        listener(query, key, attention_mask, kwargs, out)
-    return out, None
-
-
-AttentionInterface.register(_NAME, _listening)
-AttentionMaskInterface.register(_NAME, sdpa_mask)
-
-
 @contextlib.contextmanager
 def _foreign(
     model: PreTrainedModel, rows: Tensor, layers: list[LayerMaps], scores: bool, outputs: bool
 ) -> Iterator[None]:
     """Listen at transformers' attention interface."""
 
-    def listen(
-        q: Tensor, k: Tensor, mask: Tensor | None, options: dict[str, Any], out: Tensor
-    ) -> None:
-        scaling = options.get("scaling") or q.shape[-1] ** -0.5
-        asked = _at(q, rows)
-        assert asked is not None
-        s = (asked.float() @ repeat_heads(k, q.shape[1]).float().mT) * scaling
-        if cap := options.get("softcap"):
-            s = cap * torch.tanh(s / cap)
-        seen = _visible(rows, k.shape[2])
-        if mask is not None:
-            index = rows[:, None, :, None].expand(-1, mask.shape[1], -1, mask.shape[3])
-            chosen = mask.expand(len(rows), -1, -1, -1).gather(2, index)
-            seen = seen & (chosen if chosen.dtype == torch.bool else chosen > -1e4)
-        s = s.masked_fill(~seen, -torch.inf)
+    def listen(call: Call) -> None:
+        s = call.scores(rows)
         A = torch.softmax(s, dim=-1)
         kept = LayerMaps(A, A)
         if scores:
             kept.scores = [s]
         if outputs:
-            kept.outputs = out.float()
+            kept.outputs = call.out.float()
         layers.append(kept)
 
-    before = model.config._attn_implementation
-    _LISTENERS.append(listen)
-    try:
-        model.set_attn_implementation(_NAME)
+    with listening(model, listen):
         yield
-    finally:
-        _LISTENERS.remove(listen)
-        model.set_attn_implementation(before)
