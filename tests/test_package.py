@@ -29,7 +29,17 @@ def test_public_names_resolve():
         _ = antiphase.nonsense
 
 
-ROOMS = ["ops", "options", "attention", "models", "tasks", "evaluation", "training", "lab"]
+ROOMS = [
+    "ops",
+    "options",
+    "attention",
+    "models",
+    "tasks",
+    "evaluation",
+    "training",
+    "lab",
+    "pretrained",
+]
 
 
 @pytest.mark.parametrize("room", [room for room in ROOMS if room != "options"])

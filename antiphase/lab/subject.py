@@ -13,8 +13,8 @@ from transformers.utils.logging import disable_progress_bar
 from antiphase.lab.analyze import text_truth
 from antiphase.lab.truth import Truth, truth_of
 from antiphase.models import AntiphaseForCausalLM
-from antiphase.models.smollm import NAME as SMOLLM2
-from antiphase.models.smollm import smollm2
+from antiphase.models.gguf import NAME as SMOLLM2
+from antiphase.models.gguf import smollm2
 from antiphase.tasks import task as task_of
 from antiphase.tasks.corpus import documents
 from antiphase.training import load_recipe

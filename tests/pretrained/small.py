@@ -1,0 +1,63 @@
+"""Tiny pretrained models of several families, made on the spot."""
+
+import torch
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+SIZES = {
+    "vocab_size": 257,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+}
+
+
+def llama(**changes):
+    return LlamaForCausalLM(LlamaConfig(**{**SIZES, **changes}))
+
+
+def qwen2():
+    return Qwen2ForCausalLM(Qwen2Config(**SIZES))
+
+
+def qwen3():
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES))
+
+
+def mistral(**changes):
+    return MistralForCausalLM(MistralConfig(**{**SIZES, "sliding_window": None, **changes}))
+
+
+def gemma3():
+    return Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, sliding_window=8))
+
+
+FAMILIES = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3, "mistral": mistral, "gemma3": gemma3}
+
+
+def made(family, seed=0, **changes):
+    """Return a model in eval mode whose weights are large enough to matter."""
+    torch.manual_seed(seed)
+    model = FAMILIES[family](**changes).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p) * 0.1)
+    return model
+
+
+def texts(count=2, length=12, seed=0):
+    return torch.randint(0, 257, (count, length), generator=torch.Generator().manual_seed(seed))

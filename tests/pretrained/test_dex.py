@@ -1,0 +1,250 @@
+"""DEX against its formula, by hand; which heads; what is trained; what is refused."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from transformers import BitsAndBytesConfig, GPT2Config, GPT2LMHeadModel
+
+from antiphase.pretrained import DexConfig, fold, unchain
+from antiphase.pretrained.dex import DexLambda, operators
+from antiphase.pretrained.heads import head_entropy, head_importance, most
+from antiphase.pretrained.structure import attention_parts, trainable
+from tests.pretrained.small import FAMILIES, llama, made, texts
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_step_0_is_the_base_model(family):
+    model, ids = made(family), texts()
+    with torch.no_grad():
+        before = model(ids).logits
+        unchained = unchain(model, calibration=ids)
+        assert torch.equal(unchained(ids).logits, before)
+        unchained.step = 50
+        assert not torch.allclose(unchained(ids).logits, before)
+
+
+@pytest.mark.parametrize("sign", ["-", "+"])
+def test_a_layer_is_the_formula(sign):
+    model, ids = made("llama").double(), texts()
+    parts = attention_parts(model)
+    seen = {}
+    hook = parts[1].module.o_proj.register_forward_pre_hook(lambda m, args: seen.update(o=args[0]))
+    with torch.no_grad():
+        model(ids)
+    hook.remove()
+    W_O = parts[1].module.o_proj.weight.detach().clone()
+    unchain(model, DexConfig(heads=[[0], [1, 3]], anneal=10, sign=sign))
+    layer = operators(model)["model.layers.1.self_attn.o_proj"]
+    with torch.no_grad():
+        layer.lam.learn.fill_(0.7)
+        layer.lam.step.fill_(4)
+        out = layer(seen["o"])
+    a = 4 / 10
+    lam = (1 - a) * a * (0.8 - 0.6 * math.exp(-0.3 * 1)) + a * 0.7
+    heads = seen["o"].reshape(2, 12, 4, 8).clone()
+    for h in (1, 3):
+        f_D = torch.einsum("ij,btj->bti", layer.W_D, heads[:, :, h])
+        heads[:, :, h] += (-lam if sign == "-" else lam) * f_D
+    expected = torch.einsum("btx,yx->bty", heads.reshape(2, 12, 32), W_O)
+    torch.testing.assert_close(out, expected, rtol=1e-6, atol=1e-7)  # lam is fp32
+
+
+@given(st.integers(0, 500), st.integers(1, 200), st.floats(-1, 1))
+def test_lam_is_handed_from_its_start_to_what_is_learned(step, anneal, learn):
+    lam = DexLambda(0.5, anneal)
+    with torch.no_grad():
+        lam.learn.fill_(learn)
+    lam.step.fill_(step)
+    a = min(1.0, step / anneal)
+    now = float(lam().detach())
+    assert now == pytest.approx((1 - a) * a * 0.5 + a * learn, abs=1e-6)
+    if step == 0:
+        assert now == 0.0
+    if step >= anneal:
+        assert now == pytest.approx(learn, abs=1e-6)
+
+
+def test_lam_init_counts_layers_from_0():
+    unchained = unchain(made("llama"), DexConfig(heads="all"))
+    inits = [operator.lam.lam_init for operator in operators(unchained).values()]
+    assert inits == pytest.approx([0.2, 0.8 - 0.6 * math.exp(-0.3)])
+
+
+def test_lam_stays_fp32_in_a_bf16_model():
+    unchained = unchain(made("llama").bfloat16(), DexConfig(heads="all"))
+    operator = next(iter(operators(unchained).values()))
+    assert operator.lam.learn.dtype == torch.float32
+    assert operator.W_D.dtype == torch.bfloat16
+    unchained.half()
+    assert operator.lam.learn.dtype == torch.float32
+    assert operator.base_layer.weight.dtype == torch.float16
+
+
+@pytest.mark.parametrize("train", ["kvo", "adapter"])
+def test_what_is_trained(train):
+    unchained = unchain(made("qwen2"), DexConfig(heads="all", train=train))
+    ends = {name.split("self_attn.")[-1] for name in trainable(unchained)}
+    adapter = {"o_proj.W_D", "o_proj.lam.learn"}
+    projections = {"k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias"}
+    projections |= {"o_proj.base_layer.weight"}
+    assert ends == (adapter | projections if train == "kvo" else adapter)
+
+
+def test_every_trained_part_moves():
+    """W_D and lam must leave their start, which a stationary point would hold them at."""
+    torch.manual_seed(0)
+    unchained = unchain(made("llama"), DexConfig(heads="all", anneal=5))
+    before = {name: p.detach().clone() for name, p in trainable(unchained).items()}
+    optimizer = torch.optim.AdamW(trainable(unchained).values(), lr=1e-3, weight_decay=0)
+    for step in range(5):
+        unchained.step = step
+        unchained(texts(seed=step), labels=texts(seed=step)).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for name, p in trainable(unchained).items():
+        assert not torch.equal(p, before[name]), name
+
+
+def test_entropy_is_that_of_the_whole_maps():
+    model, ids = made("gemma3"), texts(2, 70)  # more rows than are held at once
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        maps = model(ids, output_attentions=True).attentions
+    model.set_attn_implementation("sdpa")
+    found = head_entropy(model, ids)
+    for entropy, A in zip(found, maps, strict=True):
+        expected = torch.special.entr(A.double()).sum(-1).mean((0, 2))
+        torch.testing.assert_close(entropy, expected, rtol=1e-4, atol=1e-5)
+    assert most(found, 0.5) == most(head_entropy(model, ids), 0.5)  # reproducible
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_importance_is_the_slope_of_the_loss():
+    model, ids = made("llama").double(), texts(1)
+    parts = attention_parts(model)
+    found = head_importance(model, parts, ids)
+    layer, head, eps = 1, 2, 1e-5
+
+    def loss(scale):
+        def change(module, args):
+            heads = args[0].unflatten(-1, (4, 8)).clone()
+            heads[:, :, head] *= scale
+            return heads.flatten(-2)
+
+        hook = parts[layer].module.o_proj.register_forward_pre_hook(change)
+        with torch.no_grad():
+            logits = model(ids).logits
+        hook.remove()
+        return float(F.cross_entropy(logits[0, :-1], ids[0, 1:]))  # in fp64
+
+    slope = (loss(1 + eps) - loss(1 - eps)) / (2 * eps)
+    assert float(found[layer][head]) == pytest.approx(abs(slope), rel=1e-4)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_most_takes_the_highest_and_of_equals_the_first():
+    scores = [torch.tensor([1.0, 3.0, 3.0, 2.0]), torch.zeros(4)]
+    assert most(scores, 0.5) == [[1, 2], [0, 1]]
+    assert most(scores, 0.01) == [[1], [0]]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_folding_gives_a_plain_model_with_the_same_logits(family, dtype):
+    model, ids = made(family).to(dtype), texts()
+    kind = type(model)
+    names = set(model.state_dict())
+    unchained = unchain(model, DexConfig(anneal=10), calibration=ids)
+    unchained.step = 5
+    with torch.no_grad():
+        for operator in operators(unchained).values():
+            operator.W_D.normal_()
+            operator.lam.learn.fill_(0.4)
+        before = unchained(ids).logits
+        plain = fold(unchained)
+        assert type(plain) is kind
+        assert set(plain.state_dict()) == names
+        assert all(type(part.module.o_proj) is nn.Linear for part in attention_parts(plain))
+        tolerance = 1e-4 if dtype == torch.float32 else 1e-5  # lam is fp32
+        torch.testing.assert_close(plain(ids).logits, before, rtol=tolerance, atol=tolerance)
+    with pytest.raises(ValueError, match="has nothing to fold"):
+        fold(plain)
+
+
+def test_a_bf16_model_is_folded_in_wide_numbers():
+    model = made("llama").bfloat16()
+    wide = copy.deepcopy(model).float()
+    results = []
+    for m in (model, wide):
+        torch.manual_seed(1)
+        unchained = unchain(m, DexConfig(heads="all", anneal=10))
+        unchained.step = 5
+        with torch.no_grad():
+            for i, operator in enumerate(operators(unchained).values()):
+                operator.W_D.copy_(torch.full((8, 8), 0.1 * (i + 1)).bfloat16())
+        results.append(fold(unchained).state_dict())
+    for name, t in results[1].items():
+        assert torch.equal(results[0][name], t.bfloat16()), name
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heads": "best"}, "heads: got 'best', allowed are entropy, importance, all"),
+        ({"share": 0.0}, "share: got 0.0"),
+        ({"anneal": 0}, "anneal: got 0, expected at least 1 step"),
+        ({"sign": "x"}, "sign: got 'x', allowed are -, +"),
+        ({"train": "q"}, "train: got 'q', allowed are kvo, adapter"),
+    ],
+)
+def test_options_that_make_no_sense_are_named(options, message):
+    with pytest.raises(ValueError, match=message.replace("+", r"\+")):
+        DexConfig(**options)
+
+
+def test_heads_that_are_not_there_are_named():
+    with pytest.raises(ValueError, match="got lists for 1 layers, the model has 2"):
+        unchain(made("llama"), DexConfig(heads=[[0]]))
+    with pytest.raises(ValueError, match=r"layer 1 has heads 0 to 3, not \[7\]"):
+        unchain(made("llama"), DexConfig(heads=[[0], [7]]))
+    with pytest.raises(ValueError, match="needs calibration texts"):
+        unchain(made("llama"))
+
+
+def test_an_unknown_architecture_is_told_what_was_looked_for():
+    model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=20))
+    with pytest.raises(ValueError, match=r"no attention with q_proj, k_proj.*GPT2Attention"):
+        unchain(model, DexConfig(heads="all"))
+
+
+def test_a_base_that_cannot_be_folded_is_refused():
+    tied = made("llama")
+    tied.model.layers[1].self_attn.o_proj.weight = tied.model.layers[0].self_attn.o_proj.weight
+    with pytest.raises(ValueError, match=r"layers.0.*layers.1.*are one tensor"):
+        unchain(tied, DexConfig(heads="all"))
+    for config in (BitsAndBytesConfig(load_in_4bit=True), {"quant_method": "bitsandbytes"}):
+        quantised = made("llama")
+        quantised.config.quantization_config = config
+        with pytest.raises(ValueError, match=r"is quantised \(bitsandbytes\); load the model"):
+            unchain(quantised, DexConfig(heads="all"))
+    gguf = made("llama")
+    gguf.config.quantization_config = {"quant_method": "gguf"}
+    with pytest.raises(ValueError, match=r"is quantised \(gguf\).*plain\(model\) first"):
+        unchain(gguf, DexConfig(heads="all"))
+    with torch.device("meta"):
+        meta = llama()
+    with pytest.raises(ValueError, match="has no data"):
+        unchain(meta, DexConfig(heads="all"))
+    spread = made("llama")
+    spread.hf_device_map = {"model.layers.0": 0, "model.layers.1": 1}
+    with pytest.raises(ValueError, match="is spread over"):
+        unchain(spread, DexConfig(heads="all"))
+    twice = unchain(made("llama"), DexConfig(heads="all")).base_model
+    with pytest.raises(ValueError, match=r"o_proj: is a DexOutput.*folded or merged first"):
+        unchain(twice, DexConfig(heads="all"))

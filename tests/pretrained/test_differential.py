@@ -1,0 +1,89 @@
+"""A pretrained model as a differential one: equal at the start, alive, refused where unlike."""
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GemmaConfig,
+    GemmaForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+)
+
+from antiphase import AntiphaseForCausalLM
+from antiphase.pretrained import to_differential
+from tests.pretrained.small import SIZES, made, texts
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("llama", {}),
+        ("llama", {"tie_word_embeddings": True}),
+        ("llama", {"attention_bias": True, "num_key_value_heads": 4}),
+        (
+            "llama",
+            {
+                "rope_parameters": {
+                    "rope_type": "llama3",
+                    "rope_theta": 1e4,
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 16,
+                }
+            },
+        ),
+        ("mistral", {}),
+    ],
+)
+def test_the_logits_are_equal_and_every_new_parameter_is_alive(family, changes, tmp_path):
+    model, ids = made(family, **changes), texts(2, 40)
+    ours = to_differential(model)
+    assert isinstance(ours, AntiphaseForCausalLM)
+    with torch.no_grad():
+        expected = model(ids).logits
+    torch.testing.assert_close(ours(ids).logits, expected, rtol=1e-4, atol=1e-4)
+    ours(ids, labels=ids).loss.backward()
+    for layer in ours.model.attention_layers:
+        assert float(layer.lambda_proj.weight.grad.abs().min(dim=1).values.max()) > 0
+        for head in layer.q_proj.weight.grad.unflatten(0, (-1, 8)):  # of both of a pair
+            assert float(head.abs().max()) > 0
+    ours.save_pretrained(tmp_path)
+    with torch.no_grad():
+        again = AutoModelForCausalLM.from_pretrained(tmp_path)(ids).logits
+    torch.testing.assert_close(again, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_bf16_model_stays_bf16():
+    model = made("llama").bfloat16()
+    ours = to_differential(model)
+    assert ours.dtype == torch.bfloat16
+    with torch.no_grad():
+        torch.testing.assert_close(
+            ours(texts()).logits, model(texts()).logits, rtol=0.05, atol=0.05
+        )
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: made("qwen2"), "lacks model.layers.0.self_attn.o_proj.bias|has .*k_proj.bias"),
+        (lambda: made("qwen3"), "has model.layers.0.self_attn.k_norm.weight"),
+        (lambda: made("gemma3"), "hidden_act is 'gelu"),
+        (lambda: made("mistral", sliding_window=8), "has a sliding window of 8 tokens"),
+        (lambda: GemmaForCausalLM(GemmaConfig(**SIZES)), "hidden_act|gelu"),
+        (
+            lambda: GraniteForCausalLM(GraniteConfig(**SIZES, residual_multiplier=0.5)).eval(),
+            "computes something that ours does not",
+        ),
+    ],
+)
+def test_what_it_cannot_express_is_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        to_differential(make())
+
+
+def test_v1_cannot_start_as_the_same_function():
+    with pytest.raises(ValueError, match="only 'diff_v2' can start as the same function"):
+        to_differential(made("llama"), "diff_v1")
