@@ -287,6 +287,60 @@ def lab(
     console.print(f"wrote {page} and report.md", highlight=False, soft_wrap=True)
 
 
+@app.command()
+def unchain(
+    model: Annotated[str, typer.Argument(help="smollm2, a folder or a hub name")] = "smollm2",
+    text: Annotated[
+        Optional[list[str]], typer.Option(help="to train on: files, globs, folders, stdlib")
+    ] = None,
+    method: Annotated[str, typer.Option(help="dex, v2, or a control; see --list")] = "dex",
+    steps: Annotated[int, typer.Option(help="optimiser steps")] = 200,
+    setting: Annotated[
+        Optional[list[str]], typer.Option("--set", help="name=value, e.g. lr=5e-5; repeat")
+    ] = None,
+    out: Annotated[Optional[Path], typer.Option(help="folder of the run")] = None,
+    controls: Annotated[bool, typer.Option("--controls", help="DEX beside all controls")] = False,
+    seeds: Annotated[int, typer.Option(help="how many seeds, with --controls")] = 3,
+    listing: Annotated[bool, typer.Option("--list", help="name the methods")] = False,
+) -> None:
+    """Change a pretrained model with a little text: before, after, and a plain model at the end."""
+    from rich.table import Table
+
+    from antiphase.pretrained import controls as study
+    from antiphase.pretrained.methods import METHODS
+    from antiphase.pretrained.run import settings_of, unchain_run
+    from antiphase.pretrained.table import COLUMNS, change_rows, measured, speed_row
+
+    if listing:
+        for name, says in METHODS.items():
+            console.print(f"{name:13} {says}", highlight=False)
+        return
+    settings = settings_of(setting or [], model=model, method=method, steps=steps, text=text)
+    if controls:
+        if seeds < 1:
+            fail(f"--seeds: got {seeds}, expected at least 1")
+        folder = out or Path("runs/unchain/controls")
+        results = study.compare_controls(settings, folder, console, range(seeds))
+        for columns, rows in (
+            (study.COLUMNS, results["table"]),
+            (study.COLUMNS, results["against_dex"]),
+            (study.VERDICT_COLUMNS, study.verdict_rows(results)),
+        ):
+            table = Table(*columns)
+            for row in rows:
+                table.add_row(*row)
+            console.print(table)
+        console.print(f"wrote {folder / 'controls.md'}", highlight=False, soft_wrap=True)
+        return
+    folder = out or Path("runs/unchain") / f"{Path(model).name}-{method}"
+    done = unchain_run(settings, folder)
+    table = Table(*COLUMNS)
+    for row in [*change_rows([measured(done)]), speed_row(done)]:
+        table.add_row(*row)
+    console.print(table)
+    console.print(f"wrote {folder / 'model'}", highlight=False, soft_wrap=True)
+
+
 @app.command("import-weights")
 def import_weights(
     source: Annotated[Path, typer.Argument(help="folder of a DiffLlama, official or our model")],

@@ -3,25 +3,48 @@
 A cluster's engine would implement `Engine` and be given instead.
 """
 
+import fcntl
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 
-from antiphase.lab.runs import Job, cores, perform
+
+class Job(Protocol):
+    """A run that can be done in a process of its own, and gone on with after a kill."""
+
+    @property
+    def key(self) -> str:
+        """Return a name of everything that decides the outcome."""
+
+    @property
+    def title(self) -> str:
+        """Return a few words for people."""
+
+    @property
+    def cost(self) -> float:
+        """Return how long it takes, beside others."""
+
+    def done(self, root: Path) -> float:
+        """Return the share that is done; 1 when it is finished."""
+
+    def perform(self, root: Path) -> None:
+        """Do it, go on with it, or do nothing if it is finished; never twice at once."""
 
 
 class Engine(Protocol):
     """What the lab asks of an engine."""
 
-    def run(self, jobs: Sequence[Job], root: Path) -> Iterator[tuple[Job, str | None]]:
+    def run(self, jobs: Sequence[Any], root: Path) -> Iterator[tuple[Any, str | None]]:
         """Do the jobs; return each as it ends, with what went wrong or None."""
 
 
@@ -29,10 +52,10 @@ class Engine(Protocol):
 class LocalEngine:
     """All cores of this machine, a job each."""
 
-    workers: int = field(default_factory=cores)
+    workers: int = field(default_factory=lambda: cores())
     watch: Callable[[list[Job]], None] = lambda running: None  # called about twice a second
 
-    def run(self, jobs: Sequence[Job], root: Path) -> Iterator[tuple[Job, str | None]]:
+    def run(self, jobs: Sequence[Any], root: Path) -> Iterator[tuple[Any, str | None]]:
         """Do the jobs in processes of their own."""
         context = multiprocessing.get_context("spawn")
         waiting = list(jobs)
@@ -54,7 +77,7 @@ def _attempt(job: Job, root: Path) -> str | None:
 
     warnings.simplefilter("ignore", RuntimeWarning)
     try:
-        perform(job, root)
+        job.perform(root)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None
@@ -62,11 +85,10 @@ def _attempt(job: Job, root: Path) -> str | None:
 
 def train_all(
     jobs: Sequence[Job], root: Path, console: Console, engine: LocalEngine | None = None
-) -> dict[Job, str]:
-    """Train what is not trained yet, with a live view; return what went wrong, by job."""
-    todo = sorted(
-        {j.key: j for j in jobs if not j.finished(root)}.values(), key=_dear, reverse=True
-    )
+) -> dict[str, str]:
+    """Train what is not trained yet, with a live view; return what went wrong, by key."""
+    unfinished = {j.key: j for j in jobs if j.done(root) < 1}
+    todo = sorted(unfinished.values(), key=lambda job: job.cost, reverse=True)
     console.print(
         f"{len({j.key for j in jobs})} runs, {len(todo)} of them to train", highlight=False
     )
@@ -75,20 +97,16 @@ def train_all(
     engine = engine or LocalEngine()
     view = _View(todo, root, engine.workers)
     engine.watch = view.update
-    faults: dict[Job, str] = {}
+    faults: dict[str, str] = {}
     with Live(view.picture, console=console, refresh_per_second=4, transient=True):
         for job, fault in engine.run(todo, root):
             view.finish(job)
             if fault is not None:
-                faults[job] = fault
+                faults[job.key] = fault
                 console.print(f"[red]failed[/] {job.title}: {fault}", highlight=False)
             elif not console.is_terminal:
                 console.print(f"done {job.title} ({view.left()} left)", highlight=False)
     return faults
-
-
-def _dear(job: Job) -> int:
-    return job.recipe.steps * job.recipe.batch_size * int(job.recipe.task_options.get("length", 64))
 
 
 class _View:
@@ -96,9 +114,9 @@ class _View:
 
     def __init__(self, jobs: list[Job], root: Path, workers: int) -> None:
         self.root, self.jobs, self.workers = root, jobs, workers
-        self.total = sum(map(_dear, jobs))
-        self.done = 0  # of the total
-        self.before = {j.key: j.step(root) for j in jobs}  # of earlier attempts
+        self.total = sum(job.cost for job in jobs)
+        self.done = 0.0  # of the total
+        self.before = {j.key: j.done(root) for j in jobs}  # of earlier attempts
         self.ended: set[str] = set()
         self.start = time.monotonic()
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"))
@@ -115,10 +133,9 @@ class _View:
         """Show where each running job is, and the time left."""
         partly = fresh = 0.0
         for job in running:
-            share = min(job.step(self.root) / job.recipe.steps, 1.0)
-            partly += share * _dear(job)
-            old = self.before[job.key] / job.recipe.steps
-            fresh += max(share - old, 0.0) * _dear(job)
+            share = job.done(self.root)
+            partly += share * job.cost
+            fresh += max(share - self.before[job.key], 0.0) * job.cost
             if job.key not in self.lines:
                 self.lines[job.key] = self.bars.add_task(job.title, total=1.0, note="")
             self.bars.update(self.lines[job.key], completed=share)  # type: ignore[arg-type]
@@ -132,7 +149,7 @@ class _View:
 
     def finish(self, job: Job) -> None:
         """Take a job off the list."""
-        self.done += _dear(job)
+        self.done += job.cost
         self.ended.add(job.key)
         if job.key in self.lines:
             self.bars.remove_task(self.lines.pop(job.key))  # type: ignore[arg-type]
@@ -141,3 +158,17 @@ class _View:
 def _duration(seconds: float) -> str:
     minutes = max(1, round(seconds / 60))
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+
+
+def cores() -> int:
+    """Return how many processes can work at once."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Hold a lock that ends with the process, however that ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,16 +1,13 @@
 """The trained models that tests share: named by what decides their outcome, trained once."""
 
-import fcntl
 import hashlib
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from antiphase.attention import mechanism
+from antiphase.lab.engine import alone
 from antiphase.models import AntiphaseForCausalLM
 from antiphase.tasks import task
 from antiphase.training import Recipe, resume, train
@@ -69,10 +66,27 @@ class Job:
         """Return whether it is there already."""
         return (self.folder(root) / "model" / "config.json").is_file()
 
-    def step(self, root: Path) -> int:
-        """Return how far it is."""
+    @property
+    def cost(self) -> float:
+        """Return the tokens it reads."""
+        length = int(self.recipe.task_options.get("length", 64))
+        return float(self.recipe.steps * self.recipe.batch_size * length)
+
+    def done(self, root: Path) -> float:
+        """Return the share that is done; 1 when the model is there."""
+        if self.finished(root):
+            return 1.0
         lines = read_metrics(self.folder(root))
-        return int(lines[-1]["step"]) if lines else 0
+        return min(lines[-1]["step"] / self.recipe.steps, 0.999) if lines else 0.0
+
+    def perform(self, root: Path) -> None:
+        """Train it, go on with it, or do nothing if it is finished; never twice at once."""
+        folder = self.folder(root)
+        with alone(root / f"{self.key}.lock"):
+            if not (folder / "recipe.yaml").is_file():
+                train(self.recipe, folder, force=True, quiet=True)
+            else:
+                resume(folder, quiet=True)
 
 
 def flat(fields: dict[str, Any]) -> dict[str, Any]:
@@ -82,25 +96,6 @@ def flat(fields: dict[str, Any]) -> dict[str, Any]:
         parts = value if isinstance(value, dict) else None
         found |= {name: value} if parts is None else {f"{name}.{k}": v for k, v in parts.items()}
     return found
-
-
-def perform(job: Job, root: Path) -> None:
-    """Train the job, go on with it, or do nothing if it is finished; never twice at once."""
-    folder = job.folder(root)
-    root.mkdir(parents=True, exist_ok=True)
-    with _alone(root / f"{job.key}.lock"):
-        if not (folder / "recipe.yaml").is_file():
-            train(job.recipe, folder, force=True, quiet=True)
-        else:
-            resume(folder, quiet=True)
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Hold a lock that ends with the process, however that ends."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @dataclass(frozen=True)
@@ -120,8 +115,3 @@ class Trained:
         recipe = self.job.recipe
         options = {**recipe.task_options, **changes}
         return task(recipe.task)(split=split, size=size, seed=recipe.seed, **options)
-
-
-def cores() -> int:
-    """Return how many processes can work at once."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -27,7 +27,7 @@ from antiphase.lab.experiments.base import (
     Table,
 )
 from antiphase.lab.experiments.registry import EXPERIMENTS
-from antiphase.lab.runs import Arm, Job, Trained
+from antiphase.lab.runs import Arm, Trained
 from antiphase.lab.statistics import Interval, bootstrap
 from antiphase.lab.verdict import Prediction, Verdict, overall
 from antiphase.training.checkpoints import write_whole
@@ -123,7 +123,7 @@ def _measure(
     result: Result,
     arms: list[Arm],
     seeds: Sequence[int],
-    faults: dict[Job, str],
+    faults: dict[str, str],
     folder: Path,
 ) -> None:
     """Fill in a result, from what was measured before if nothing has changed."""
@@ -132,7 +132,7 @@ def _measure(
     result.arms = {arm.name: arm.settings(COMMON) for arm in arms}
     for job in jobs:
         if not job.finished(root):
-            result.why_not = f"{job.title}: {faults.get(job, 'was not trained')}"
+            result.why_not = f"{job.title}: {faults.get(job.key, 'was not trained')}"
             return
     keys = [test.version, *(job.key for job in jobs)]
     path = folder / "measured" / f"test-{test.number:02}.json"

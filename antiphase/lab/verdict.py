@@ -12,6 +12,11 @@ READINGS = {
     "unchaining": "weights leave the simplex: they go negative, or past softmax's bound",
 }
 
+DEX_READINGS = {
+    "claim": "DEX's operation on the heads' outputs helps by itself",
+    "doubt": "the operation is inert; what helps is the tuning around it",
+}
+
 
 class Verdict(str, Enum):
     """What a test says about a prediction."""
@@ -33,10 +38,18 @@ class Prediction:
     because: str
 
     def __post_init__(self) -> None:
-        if self.reading not in READINGS:
-            raise ValueError(f"reading: got {self.reading!r}, allowed are {', '.join(READINGS)}")
+        if self.reading not in READINGS | DEX_READINGS:
+            allowed = ", ".join(READINGS | DEX_READINGS)
+            raise ValueError(f"reading: got {self.reading!r}, allowed are {allowed}")
         if self.counts <= 0:
             raise ValueError(f"counts: got {self.counts}, expected an effect size above 0")
+
+    @property
+    def bound(self) -> str:
+        """Return what is expected, in signs."""
+        if self.expects == "equal":
+            return f"within ±{self.counts:g}"
+        return f"≥ {self.counts:g}" if self.expects == "above" else f"≤ -{self.counts:g}"
 
     def judge(self, interval: Interval | None) -> Verdict:
         """Return the verdict on this prediction; no interval means that it was not measured.

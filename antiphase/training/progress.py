@@ -6,14 +6,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from antiphase.training.recipe import Recipe
-
 
 class Progress(TrainerCallback):
     """A bar with loss, accuracy and time left."""
 
-    def __init__(self, recipe: Recipe) -> None:
-        self.recipe = recipe
+    def __init__(self, title: str, steps: int) -> None:
+        self.title, self.steps = title, steps
         self._latest: dict[str, Any] = {}
         self.bar = Bar(
             TextColumn("{task.description}"),
@@ -27,10 +25,9 @@ class Progress(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Show the bar, from where the run goes on."""
-        title = f"{self.recipe.task}, {self.recipe.attention}, seed {self.recipe.seed}"
         self.bar.start()
         self.line = self.bar.add_task(
-            title, total=self.recipe.steps, completed=state.global_step, now=""
+            self.title, total=self.steps, completed=state.global_step, now=""
         )
 
     def on_step_end(

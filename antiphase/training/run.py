@@ -182,7 +182,8 @@ def _go(recipe: Recipe, parts: _Parts, folder: Path, checkpoint: Path | None, qu
         trainer.add_callback(Snapshots(recipe, folder, speed, ids))
     if recipe.milestones:
         trainer.add_callback(Milestones(recipe, folder, speed))
-    progress = Progress(recipe)
+    title = f"{recipe.task}, {recipe.attention}, seed {recipe.seed}"
+    progress = Progress(title, recipe.steps)
     if not quiet and _first_process():
         trainer.add_callback(progress)
     stop = Stop(recipe.log_every)

@@ -33,7 +33,7 @@ def as_markdown(study: Study) -> str:
         f"# The lab: {study.kind}\n",
         f"Seeds {', '.join(map(str, study.seeds))}; {about.get('cpu', '')}, torch "
         f"{about.get('torch', '')}. Intervals: 95%, bootstrap over seeds, then texts.\n",
-        _table(["test", *READINGS], verdict_rows(study)),
+        markdown_table(["test", *READINGS], verdict_rows(study)),
         *(f"- **{name}**: {says}" for name, says in READINGS.items()),
     ]
     if study.claims:
@@ -41,7 +41,7 @@ def as_markdown(study: Study) -> str:
         parts += [
             "\n## Beside published numbers\n",
             "Other models, another task, another size: for orientation.\n",
-            _table(["", "published", "standard, here", "V1, here"], rows),
+            markdown_table(["", "published", "standard, here", "V1, here"], rows),
         ]
     parts += [f"\nAll models share this recipe, but for what a test says: {recipe_line(study)}."]
     parts += [_section(result) for result in study.results]
@@ -64,14 +64,10 @@ def prediction_rows(result: Result) -> list[list[str]]:
     rows = []
     for prediction, verdict in zip(result.predictions, result.verdicts(), strict=True):
         found = result.effects.get(prediction.effect)
-        bound = f"within ±{prediction.counts:g}"
-        if prediction.expects != "equal":
-            sign = "≥ " if prediction.expects == "above" else "≤ -"
-            bound = f"{sign}{prediction.counts:g}"
         rows.append(
             [
                 prediction.reading,
-                f"{prediction.effect}: {bound}",
+                f"{prediction.effect}: {prediction.bound}",
                 prediction.because,
                 "" if found is None else str(found),
                 SIGNS[verdict],
@@ -91,7 +87,7 @@ def command(result: Result) -> str:
 
 def _section(result: Result) -> str:
     parts = [f"\n## {result.number}. {result.title}\n", f"{result.question}\n"]
-    parts.append(_table(PREDICTION_COLUMNS, prediction_rows(result)))
+    parts.append(markdown_table(PREDICTION_COLUMNS, prediction_rows(result)))
     if result.why_not:
         parts.append(f"\nNot run: {result.why_not}. `{command(result)}`")
         return "\n".join(parts)
@@ -107,16 +103,17 @@ def _section(result: Result) -> str:
     }
     if other:
         rows = [[name, str(found)] for name, found in other.items()]
-        parts += ["", _table(["also measured", ""], rows)]
-    parts += ["", _table(ARM_COLUMNS, arm_rows(result)), f"\n`{command(result)}`"]
+        parts += ["", markdown_table(["also measured", ""], rows)]
+    parts += ["", markdown_table(ARM_COLUMNS, arm_rows(result)), f"\n`{command(result)}`"]
     return "\n".join(parts)
 
 
 def _of(table: Table) -> str:
-    return _table(table.columns, table.rows)
+    return markdown_table(table.columns, table.rows)
 
 
-def _table(columns: list[str], rows: list[list[str]]) -> str:
+def markdown_table(columns: list[str], rows: list[list[str]]) -> str:
+    """Return rows under headings."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(
         "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines

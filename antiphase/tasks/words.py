@@ -1,0 +1,176 @@
+"""The needle task in words: "The special number for CITY is N.", for models that read language.
+
+The haystack is plain sentences with needles of several cities between them; one city is asked for,
+through the model's chat template where it has one.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+CITIES = [
+    "Paris",
+    "Rome",
+    "Oslo",
+    "Cairo",
+    "Lima",
+    "Delhi",
+    "Tokyo",
+    "Madrid",
+    "Berlin",
+    "Vienna",
+    "Athens",
+    "Dublin",
+    "Lisbon",
+    "Prague",
+    "Warsaw",
+    "Moscow",
+    "Havana",
+    "Nairobi",
+    "Boston",
+    "Chicago",
+    "Toronto",
+    "Sydney",
+    "Seoul",
+    "Geneva",
+    "Milan",
+    "Hamburg",
+    "Munich",
+    "Venice",
+    "Naples",
+    "Denver",
+    "Houston",
+    "Seattle",
+    "Manila",
+    "Jakarta",
+    "Beirut",
+    "Tunis",
+    "Kiev",
+    "Zurich",
+    "Lyon",
+    "Dallas",
+]
+HAYSTACK = (
+    "The baker opens his shop before the sun is up.",
+    "A narrow path leads from the mill down to the river.",
+    "Most of the houses in the street have green doors.",
+    "On Sundays the market fills the whole square.",
+    "The old clock in the hall runs a little slow.",
+    "Rain is expected in the hills by the evening.",
+    "She keeps her pencils in a tin that once held tea.",
+    "The library closes early when there is snow.",
+    "Two ferries cross the bay every hour in summer.",
+    "The garden behind the school has an apple tree.",
+    "He wrote the letter twice and sent neither of them.",
+    "The train was late, so they walked along the canal.",
+    "A cat sleeps on the warm stones by the gate.",
+    "The museum shows maps that sailors drew by hand.",
+    "In autumn the vineyards turn red and gold.",
+    "The children built a small dam of mud and sticks.",
+    "Nobody remembers who painted the blue bench.",
+    "The bridge was closed for repairs all through May.",
+    "They drink their coffee without sugar or milk.",
+    "The lamp above the table flickers when it storms.",
+    "A violin can be heard through the open window.",
+    "The farmer counts his sheep before he locks the barn.",
+    "Every spring the storks come back to the same roof.",
+    "The tailor measures twice and cuts once.",
+)
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+@dataclass(frozen=True)
+class Question:
+    """One text, its answer at the end."""
+
+    ids: list[int]
+    answer: int  # where the answer begins
+    row: int  # the token that predicts the first digit
+    relevant: list[int]  # where the asked city and its number stand in the haystack
+    depth: float  # of the needle: 0 at the start of the haystack
+    text: str
+
+
+class WordNeedles:
+    """Questions by number, for one tokenizer; depths take turns."""
+
+    def __init__(self, tokenizer: Any, length: int = 512, needles: int = 4, seed: int = 0) -> None:
+        if not getattr(tokenizer, "is_fast", False):
+            raise ValueError("needles in words: needs a fast tokenizer, which knows its offsets")
+        if not 1 <= needles <= len(CITIES):
+            raise ValueError(f"needles: got {needles}, expected 1 to {len(CITIES)}")
+        self.tokenizer, self.length, self.needles, self.seed = tokenizer, length, needles, seed
+        self._sizes = [self._count(sentence) for sentence in HAYSTACK]
+        self._room = length - self._count(self._prompt("", CITIES[0])) - self._count(" 999")
+        self._room -= needles * self._count(_needle(CITIES[0], 999))
+        if self._room < max(self._sizes):
+            raise ValueError(
+                f"length: {length} tokens hold no haystack beside {needles} needles and the "
+                "question; give more"
+            )
+
+    def question(self, i: int) -> Question:
+        """Return question i."""
+        random = np.random.default_rng([self.seed, i])
+        cities = [CITIES[c] for c in random.permutation(len(CITIES))[: self.needles]]
+        numbers = [int(n) for n in random.permutation(900)[: self.needles] + 100]
+        hay: list[str] = []
+        room = self._room
+        while True:
+            pick = int(random.integers(len(HAYSTACK)))
+            room -= self._sizes[pick] + 1
+            if room < 0:
+                break
+            hay.append(HAYSTACK[pick])
+        depth = DEPTHS[i % len(DEPTHS)]
+        places = [depth * len(hay), *random.uniform(0, len(hay), self.needles - 1)]
+        needles = [_needle(c, n) for c, n in zip(cities, numbers, strict=True)]
+        parts = list(hay)
+        for place, needle in sorted(zip(places, needles, strict=True), reverse=True):
+            parts.insert(round(place), needle)
+        return self._encoded(" ".join(parts), needles[0], cities[0], numbers[0], depth)
+
+    def _encoded(self, hay: str, needle: str, city: str, number: int, depth: float) -> Question:
+        prompt = self._prompt(hay, city)
+        text = f"{prompt} {number}"
+        encoded = self.tokenizer(
+            text, return_offsets_mapping=True, add_special_tokens=not self._templated
+        )
+        spans = encoded["offset_mapping"]
+        start = text.index(needle)
+        wanted = [
+            (start + needle.index(word), start + needle.index(word) + len(word))
+            for word in (city, str(number))
+        ]
+        relevant = [t for t, span in enumerate(spans) if any(_meet(span, w) for w in wanted)]
+        answer = next(t for t, (_, end) in enumerate(spans) if end > len(prompt))
+        digit = next(t for t, (_, end) in enumerate(spans) if end > len(prompt) + 1)
+        return Question(encoded["input_ids"], answer, digit - 1, relevant, depth, text)
+
+    def _prompt(self, hay: str, city: str) -> str:
+        """Return everything before the answer."""
+        question = f"What is the special number for {city}?"
+        begun = f"The special number for {city} is"
+        if not self._templated:
+            return f"{hay}\n\nQuestion: {question}\nAnswer: {begun}"
+        turns = [{"role": "user", "content": f"{hay}\n\n{question}"}]
+        opened = self.tokenizer.apply_chat_template(
+            turns, tokenize=False, add_generation_prompt=True
+        )
+        return f"{opened}{begun}"
+
+    @property
+    def _templated(self) -> bool:
+        return bool(getattr(self.tokenizer, "chat_template", None))
+
+    def _count(self, text: str) -> int:
+        return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _needle(city: str, number: int) -> str:
+    return f"The special number for {city} is {number}."
+
+
+def _meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    return a[0] < b[1] and b[0] < a[1]
