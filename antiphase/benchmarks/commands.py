@@ -188,3 +188,39 @@ def bench_training(
     for name, r in {"wall": cost.wall, "CPU": cost.cpu}.items():
         console.print(f"run / bare loop, {name}: {r.median:.3f} ({r.low:.3f}-{r.high:.3f})")
     console.print(f"making the batches / bare loop, CPU: {cost.batches.median:.5f}")
+
+
+@bench.command("adapter")
+def bench_adapter(
+    length: Annotated[int, typer.Option(help="tokens of the context")] = 256,
+    new_tokens: Annotated[int, typer.Option(help="tokens to decode after it")] = 32,
+    threads: Annotated[int, typer.Option(help="threads")] = 1,
+    dtype: Annotated[str, typer.Option(help="fp32 or bf16")] = "fp32",
+    rounds: Annotated[int, typer.Option(help="rounds that count")] = 9,
+) -> None:
+    """What DEX costs in decoding, with the adapter and folded; ratios to the base model."""
+    import torch
+
+    from antiphase.benchmarks import adapter, attention, model, report
+    from antiphase.ops.fused_cpu.cpu import guard_bf16
+
+    if dtype not in model.DTYPES:
+        fail(f"--dtype: got {dtype!r}, allowed are {', '.join(model.DTYPES)}")
+    for option, value in {"length": length, "new-tokens": new_tokens, "rounds": rounds}.items():
+        if value < 1:
+            fail(f"--{option}: got {value}, expected at least 1")
+    guard_bf16()
+    torch.set_num_threads(threads)
+    report.print_machine(console, attention.machine())
+    console.print(
+        f"the shape of SmolLM2-135M, {dtype}, {threads} thread(s): {new_tokens} tokens after "
+        f"{length}, median of {rounds} interleaved rounds (quartiles)"
+    )
+    with console.status("measuring"):
+        costs = adapter.race(length, new_tokens, model.DTYPES[dtype], rounds)
+    for cost in costs:
+        console.print(
+            f"{cost.name:8} {new_tokens / cost.seconds:6.1f} tokens/s, over base: wall "
+            f"{cost.wall.median:.3f} ({cost.wall.low:.3f}-{cost.wall.high:.3f}), CPU "
+            f"{cost.cpu.median:.3f} ({cost.cpu.low:.3f}-{cost.cpu.high:.3f})"
+        )

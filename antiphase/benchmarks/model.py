@@ -77,7 +77,7 @@ def run(
         makers = {
             "training": lambda m: _training_step(m, ids),
             "forward": lambda m: _forward(m, ids),
-            "decoding": lambda m: _decoding(m, ids, setting.new_tokens),
+            "decoding": lambda m: decoding(m, ids, setting.new_tokens),
         }
         for race in races:
             work = {name: makers[race](m) for name, m in models.items()}
@@ -151,7 +151,7 @@ def _forward(model: nn.Module, ids: Tensor) -> measure.Work:
     return forward
 
 
-def _decoding(model: nn.Module, ids: Tensor, new_tokens: int) -> measure.Work:
+def decoding(model: nn.Module, ids: Tensor, new_tokens: int) -> measure.Work:
     prefilled: list[Any] = []
 
     @torch.no_grad()

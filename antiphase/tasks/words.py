@@ -102,8 +102,9 @@ class WordNeedles:
             raise ValueError(f"needles: got {needles}, expected 1 to {len(CITIES)}")
         self.tokenizer, self.length, self.needles, self.seed = tokenizer, length, needles, seed
         self._sizes = [self._count(sentence) for sentence in HAYSTACK]
-        self._room = length - self._count(self._prompt("", CITIES[0])) - self._count(" 999")
-        self._room -= needles * self._count(_needle(CITIES[0], 999))
+        longest = max(CITIES, key=self._count)
+        self._room = length - self._count(self._prompt("", longest)) - self._count(" 999") - 1
+        self._room -= needles * (self._count(_needle(longest, 999)) + 1)
         if self._room < max(self._sizes):
             raise ValueError(
                 f"length: {length} tokens hold no haystack beside {needles} needles and the "
