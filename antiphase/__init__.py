@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from antiphase.models.accelerate import accelerate
     from antiphase.ops import attention_maps, backend_for, diff_attention
+    from antiphase.pretrained import DexConfig, UnchainedModel, fold, to_differential, unchain
     from antiphase.tasks import Language, task
     from antiphase.training import Recipe, load_recipe, resume, train
 
@@ -45,6 +46,11 @@ _HOMES = {
     "resume": "antiphase.training",
     "task": "antiphase.tasks",
     "train": "antiphase.training",
+    "DexConfig": "antiphase.pretrained",
+    "UnchainedModel": "antiphase.pretrained",
+    "fold": "antiphase.pretrained",
+    "to_differential": "antiphase.pretrained",
+    "unchain": "antiphase.pretrained",
     "DiffV1": "antiphase.attention",
     "DiffV2": "antiphase.attention",
     "FixedNoise": "antiphase.attention",
@@ -68,6 +74,7 @@ __all__ = [
     "AntiphaseForCausalLM",
     "AntiphaseForSequenceClassification",
     "AntiphaseModel",
+    "DexConfig",
     "DiffV1",
     "DiffV2",
     "FixedNoise",
@@ -81,16 +88,20 @@ __all__ = [
     "Sink",
     "Standard",
     "TopK",
+    "UnchainedModel",
     "__version__",
     "accelerate",
     "attention_maps",
     "backend_for",
     "diff_attention",
+    "fold",
     "load_recipe",
     "preset",
     "resume",
     "task",
+    "to_differential",
     "train",
+    "unchain",
 ]
 
 

@@ -54,7 +54,14 @@ def test_a_room_imports_nothing_above_it(room):
 
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "docs/attention.md", "docs/lab.md", "docs/models.md", "docs/training.md"],
+    [
+        "README.md",
+        "docs/attention.md",
+        "docs/lab.md",
+        "docs/models.md",
+        "docs/pretrained.md",
+        "docs/training.md",
+    ],
 )
 def test_the_code_of_a_page_runs(page):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
