@@ -48,6 +48,7 @@ def test_a_quick_study_ends_with_verdicts_and_a_page(small_lab, folder):  # noqa
         if result.number in ran:
             assert {p.effect for p in result.predictions} <= set(result.effects)
             assert result.tables
+            assert result.pictures
             assert Verdict.NOT_RUN not in result.verdicts()
         else:
             assert set(result.verdicts()) == {Verdict.NOT_RUN}
@@ -76,6 +77,7 @@ def test_every_test_runs(small_lab, folder):  # noqa: F811
         assert not result.why_not, (result.number, result.why_not)
         assert {p.effect for p in result.predictions} <= set(result.effects), result.number
         assert result.tables
+        assert result.pictures
     write_html(study, folder / "all.html")
 
 

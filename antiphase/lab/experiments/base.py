@@ -125,6 +125,15 @@ class Experiment(ABC):
         """Return effects, tables and pictures of the trained arms."""
 
 
+def bars(title: str, y: str, series: dict[str, dict[str, Values]]) -> Picture:
+    """Return a bar for each name of each series."""
+    points: dict[str, list[tuple[Any, Any]]] = {
+        name: [(x, bootstrap(values)) for x, values in group.items()]
+        for name, group in series.items()
+    }
+    return Picture(title, "", y, points, "bars")
+
+
 def interval_row(name: str, *values: Values) -> list[str]:
     """Return a table's row: a name, then the intervals."""
     return [name, *(str(bootstrap(v)) for v in values)]

@@ -9,6 +9,7 @@ from antiphase.lab.experiments.base import (
     Measured,
     Shelf,
     Table,
+    bars,
     base,
     interval_row,
 )
@@ -51,6 +52,7 @@ class Caution(Experiment):
     """Answerable and unanswerable retrieval, both errors, then at equal refusals."""
 
     number = 10
+    version = 2
     title = "Hallucination or caution"
     question = "Does it answer less where there is no answer, at the same rate of refusals?"
     arms = tuple(ARMS.values())
@@ -74,4 +76,14 @@ class Caution(Experiment):
             for level in (False, True)
         ]
         columns = ["", "answers where there is none", "refusals where there is one", "right"]
-        return Measured(effects, [Table("Answers and refusals", columns, rows)])
+        picture = bars(
+            f"Answers where there is none, all refusing {REFUSE:.0%} of what has an answer",
+            "share",
+            {
+                "": {
+                    n: shelf.values(a, lambda t: outcomes(t, True)["wrong"])
+                    for n, a in ARMS.items()
+                }
+            },
+        )
+        return Measured(effects, [Table("Answers and refusals", columns, rows)], [picture])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from antiphase.lab.experiments.base import Measured, Shelf, Table, interval_row
+from antiphase.lab.experiments.base import Measured, Shelf, Table, bars, interval_row
 from antiphase.lab.measures import HARD, answers
 from antiphase.lab.runs import Arm, Trained
 
@@ -49,7 +49,18 @@ def contest(shelf: Shelf, arms: Sequence[Arm], pairs: Sequence[tuple[Arm, Arm]])
         )
         for arm in arms
     ]
-    return Measured(effects, [Table("Accuracy", ["", *STRESS, "under stress, mean"], rows)])
+    picture = bars(
+        "Accuracy",
+        "share right",
+        {
+            "as trained": {
+                a.name: shelf.values(a, lambda t: accuracy(t, "as trained")) for a in arms
+            },
+            "under stress": {a.name: shelf.values(a, under_stress) for a in arms},
+        },
+    )
+    table = Table("Accuracy", ["", *STRESS, "under stress, mean"], rows)
+    return Measured(effects, [table], [picture])
 
 
 def gain(one: Arm, other: Arm) -> str:

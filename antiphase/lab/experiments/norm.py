@@ -14,6 +14,7 @@ class Norm(Experiment):
     """Head norm, one scalar, none; and standard attention with the head norm."""
 
     number = 8
+    version = 2
     title = "Head norm"
     question = "Does the head norm make the difference, rather than the subtraction?"
     arms = (STANDARD, V1, SCALAR, NONE, NORMED)

@@ -11,6 +11,7 @@ from antiphase.lab.experiments.base import (
     Measured,
     Shelf,
     Table,
+    bars,
     base,
     interval_row,
 )
@@ -41,7 +42,7 @@ class Sinks(Experiment):
     """Mass on the first token, and outliers."""
 
     number = 11
-    version = 2
+    version = 3
     title = "Sinks"
     question = "Does differential attention do without sinks, and who else does?"
     quick = (STANDARD, V1, V2)
@@ -93,4 +94,6 @@ class Sinks(Experiment):
             "top-10",
             "median",
         ]
-        return Measured(effects, [Table("Sinks and outliers", columns, rows)])
+        here = {arm.name: shelf.values(arm, on_first) for arm in self.arms if arm in shelf}
+        picture = bars("Mass on the first token", "share of |A|", {"": here})
+        return Measured(effects, [Table("Sinks and outliers", columns, rows)], [picture])

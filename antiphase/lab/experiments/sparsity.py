@@ -13,6 +13,7 @@ from antiphase.lab.experiments.base import (
     Measured,
     Shelf,
     Table,
+    bars,
     interval_row,
 )
 from antiphase.lab.measures import by_example, look
@@ -42,6 +43,7 @@ class Sparsity(Experiment):
     """Concentration and sign of the maps that meet V."""
 
     number = 5
+    version = 2
     title = "Sparsity"
     question = "Are differential maps sparser than standard ones, or do they leave the simplex?"
     quick = (STANDARD, V1, V2)
@@ -69,4 +71,12 @@ class Sparsity(Experiment):
             for name in MEASURES
         ]
         columns = ["", *(arm.name for arm in self.arms)]
-        return Measured(effects, [Table("Rows of |A| that answer", columns, rows)])
+        picture = bars(
+            "Rows of |A| that answer",
+            "",
+            {
+                a.name: {n: shelf.values(a, partial(mean_of, n)) for n in MEASURES}
+                for a in self.arms
+            },
+        )
+        return Measured(effects, [Table("Rows of |A| that answer", columns, rows)], [picture])

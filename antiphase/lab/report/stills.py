@@ -56,7 +56,9 @@ def _series(axis: Any, picture: Picture) -> None:
             style = _STYLES[i % len(_STYLES)]
             axis.errorbar(x, y, bars, fmt=style, color=colour, label=name, elinewidth=1, ms=4)
     if words:
-        axis.set_xticks(list(places.values()), [str(x) for x in places])
+        labels = [str(x) for x in places]
+        long = {"rotation": 20, "ha": "right", "fontsize": 8} if len("".join(labels)) > 50 else {}
+        axis.set_xticks(list(places.values()), labels, **long)
     if many > 1:
         axis.legend(fontsize=8)
     axis.grid(alpha=0.25)
