@@ -309,7 +309,8 @@ def unchain(
     from antiphase.pretrained import controls as study
     from antiphase.pretrained.methods import METHODS
     from antiphase.pretrained.run import settings_of, unchain_run
-    from antiphase.pretrained.table import COLUMNS, change_rows, measured, speed_row
+    from antiphase.pretrained.table import COLUMNS, result_rows
+    from antiphase.training.stopping import StoppedError
 
     if listing:
         for name, says in METHODS.items():
@@ -319,6 +320,8 @@ def unchain(
     if controls:
         if seeds < 1:
             fail(f"--seeds: got {seeds}, expected at least 1")
+        if method != "dex":
+            fail(f"--method {method}: --controls runs DEX and all controls; leave it out")
         folder = out or Path("runs/unchain/controls")
         results = study.compare_controls(settings, folder, console, range(seeds))
         for columns, rows in (
@@ -332,10 +335,14 @@ def unchain(
             console.print(table)
         console.print(f"wrote {folder / 'controls.md'}", highlight=False, soft_wrap=True)
         return
-    folder = out or Path("runs/unchain") / f"{Path(model).name}-{method}"
-    done = unchain_run(settings, folder)
+    folder = out or Path("runs/unchain") / f"{Path(model).resolve().name}-{method}"
+    try:
+        done = unchain_run(settings, folder)
+    except StoppedError as stopped:
+        typer.echo(f"antiphase: {stopped}", err=True)
+        raise typer.Exit(130) from stopped
     table = Table(*COLUMNS)
-    for row in [*change_rows([measured(done)]), speed_row(done)]:
+    for row in result_rows(done):
         table.add_row(*row)
     console.print(table)
     console.print(f"wrote {folder / 'model'}", highlight=False, soft_wrap=True)

@@ -201,11 +201,10 @@ def _foreign(
     """Listen at transformers' attention interface."""
 
     def listen(call: Call) -> None:
-        s = call.scores(rows)
-        A = torch.softmax(s, dim=-1)
+        A = call.maps(rows)
         kept = LayerMaps(A, A)
         if scores:
-            kept.scores = [s]
+            kept.scores = [call.scores(rows)]
         if outputs:
             kept.outputs = call.out.float()
         layers.append(kept)

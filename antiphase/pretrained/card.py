@@ -5,7 +5,7 @@ from typing import Any
 
 from antiphase.lab.report.markdown import markdown_table
 from antiphase.pretrained.methods import METHODS
-from antiphase.pretrained.table import COLUMNS, change_rows, measured, speed_row
+from antiphase.pretrained.table import COLUMNS, result_rows
 
 CARD = """# {model}, {method}
 
@@ -25,7 +25,7 @@ Held-out text: {held_out} texts of {length} tokens of the same sources, never tr
 def write_unchain_card(folder: Path, results: dict[str, Any]) -> None:
     """Write README.md."""
     s = dict(results["settings"])
-    table = markdown_table(COLUMNS, [*change_rows([measured(results)]), speed_row(results)])
+    table = markdown_table(COLUMNS, result_rows(results))
     tokens = s["steps"] * s["batch_size"] * s["length"]
     use = """```python
 from transformers import AutoModelForCausalLM

@@ -9,13 +9,13 @@ from typing import Any
 
 from rich.console import Console
 
-from antiphase.lab.engine import LocalEngine, alone, train_all
+from antiphase.lab.engine import LocalEngine, train_all
 from antiphase.lab.report.markdown import SIGNS, markdown_table
 from antiphase.lab.statistics import Values, bootstrap, difference
 from antiphase.lab.verdict import Prediction
 from antiphase.pretrained.measure import Measured
 from antiphase.pretrained.methods import CONTROLS, METHODS
-from antiphase.pretrained.run import RESULTS, Settings, unchain_run
+from antiphase.pretrained.run import RESULTS, Settings, content_of, read_results, unchain_run
 from antiphase.pretrained.table import ROWS, measured
 from antiphase.training.checkpoints import write_whole
 from antiphase.training.watch import read_metrics
@@ -68,12 +68,11 @@ class TuningJob:
 
     def perform(self, root: Path) -> None:
         """Do it, go on with it, or do nothing if it is finished."""
-        with alone(root / f"{self.key}.lock"):
-            unchain_run(self.settings, root / self.key, quiet=True, keep_model=False)
+        unchain_run(self.settings, root / self.key, quiet=True, keep_model=False, shared=root)
 
     def measured(self, root: Path) -> tuple[Measured, Measured]:
         """Return before and after."""
-        return measured(json.loads((root / self.key / RESULTS).read_text(encoding="utf-8")))
+        return measured(read_results(root / self.key))
 
 
 def compare_controls(
@@ -93,6 +92,7 @@ def compare_controls(
         for method in methods
     }
     every = [job for mine in jobs.values() for job in mine]
+    _refuse_other_content(root, content_of(settings))
     faults = train_all(every, root, console, engine)
     if faults:
         key, fault = next(iter(faults.items()))
@@ -117,6 +117,16 @@ def compare_controls(
     write_whole(root / "controls.json", json.dumps(results, indent=1))
     write_whole(root / "controls.md", as_markdown(results))
     return results
+
+
+def _refuse_other_content(root: Path, content: str) -> None:
+    """Refuse to mix runs of other weights or texts with these."""
+    path = root / "content.txt"
+    root.mkdir(parents=True, exist_ok=True)
+    if not path.is_file():
+        write_whole(path, content)
+    elif path.read_text(encoding="utf-8") != content:
+        raise ValueError(f"{root}: holds runs of other weights or another text; give another --out")
 
 
 def _effect(name: str, found: dict[str, list[tuple[Measured, Measured]]]) -> Any:

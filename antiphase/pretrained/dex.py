@@ -4,8 +4,9 @@ O' = O - lam(t) f_D(O) for the selected heads, with one matrix W_D a layer; no s
 starts at 0, so the model starts as what it was, and W_O can swallow the operation at the end.
 """
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_type_hints
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from antiphase.attention.parts import Float32Parameters, depth_init
+from antiphase.ops.fused_cpu.cpu import guard_bf16
+from antiphase.options import fitted
 from antiphase.pretrained.heads import head_entropy, head_importance, most
 from antiphase.pretrained.structure import AttentionPart, attention_parts, train_only
 
@@ -38,6 +41,8 @@ class DexConfig:
     train: Literal["kvo", "adapter"] = "kvo"
 
     def __post_init__(self) -> None:
+        for name, hint in get_type_hints(DexConfig).items():
+            object.__setattr__(self, name, fitted(name, getattr(self, name), hint))
         if isinstance(self.heads, str) and self.heads not in SELECTIONS:
             raise ValueError(
                 f"heads: got {self.heads!r}, allowed are {', '.join(SELECTIONS)}, or a list of "
@@ -50,12 +55,8 @@ class DexConfig:
                 f"anneal: got {self.anneal}, expected at least 1 step; without it lam and W_D "
                 "would never move"
             )
-        for name, value, allowed in (
-            ("sign", self.sign, ("-", "+")),
-            ("train", self.train, ("kvo", "adapter")),
-        ):
-            if value not in allowed:
-                raise ValueError(f"{name}: got {value!r}, allowed are {', '.join(allowed)}")
+        if self.lam_init != "depth" and not math.isfinite(self.lam_init):
+            raise ValueError(f"lam_init: got {self.lam_init}, expected 'depth' or a number")
 
 
 class DexLambda(Float32Parameters):
@@ -81,7 +82,7 @@ class DexOutput(nn.Module):
     selected: Tensor
 
     def __init__(
-        self, base_layer: nn.Linear, part: AttentionPart, heads: list[int], layer: int, c: DexConfig
+        self, base_layer: nn.Linear, part: AttentionPart, heads: list[int], config: DexConfig
     ) -> None:
         super().__init__()
         self.base_layer = base_layer
@@ -89,10 +90,10 @@ class DexOutput(nn.Module):
         like = base_layer.weight
         self.W_D = nn.Parameter(like.new_empty(part.head_dim, part.head_dim))
         nn.init.normal_(self.W_D, std=0.02)
-        init = depth_init(layer) if c.lam_init == "depth" else c.lam_init
-        self.lam = DexLambda(init, c.anneal).to(like.device)
+        init = depth_init(part.layer) if config.lam_init == "depth" else config.lam_init
+        self.lam = DexLambda(init, config.anneal).to(like.device)
         signs = torch.zeros(part.heads, 1)
-        signs[heads] = -1.0 if c.sign == "-" else 1.0
+        signs[heads] = -1.0 if config.sign == "-" else 1.0
         self.register_buffer("selected", signs.to(like), persistent=False)  # [h, 1]: 0, or the sign
 
     def forward(self, o: Tensor) -> Tensor:
@@ -105,10 +106,10 @@ class DexOutput(nn.Module):
     @torch.no_grad()
     def folded(self) -> nn.Linear:
         """Return W_O with the operation inside: W_h (I - lam W_D), computed in fp64."""
-        W = self.base_layer.weight
-        heads = W.double().unflatten(1, (self.heads, self.head_dim))  # [D, h, dv]
-        weight = self.lam().double() * self.selected.double()
-        W.copy_((heads + weight * (heads @ self.W_D.double())).flatten(1))
+        W, W_D = self.base_layer.weight, self.W_D.cpu().double()
+        heads = W.cpu().double().unflatten(1, (self.heads, self.head_dim))  # [D, h, dv]
+        weight = self.lam().cpu().double() * self.selected.cpu().double()
+        W.copy_((heads + weight * (heads @ W_D)).flatten(1))
         return self.base_layer
 
 
@@ -124,8 +125,11 @@ def choose_heads(
         raise ValueError(
             f"heads={config.heads!r} needs calibration texts, [n, T] token ids; or use 'all'"
         )
+    if not isinstance(texts, Tensor) or texts.dim() != 2 or not texts.numel():
+        shape = tuple(texts.shape) if isinstance(texts, Tensor) else type(texts).__name__
+        raise ValueError(f"calibration: got {shape}, expected token ids [n, T]")
     if config.heads == "entropy":
-        return most(head_entropy(model, texts), config.share)
+        return _given(most(head_entropy(model, texts), config.share), parts)
     return most([-score for score in head_importance(model, parts, texts)], config.share)
 
 
@@ -143,11 +147,22 @@ def attach(
 ) -> list[list[int]]:
     """Put the operation before every W_O, in place; return the heads it acts on."""
     parts = attention_parts(model)
+    if model.dtype == torch.bfloat16:
+        guard_bf16()
     heads = choose_heads(model, parts, config, texts)
     train_only(model, parts, ("k_proj", "v_proj", "o_proj") if config.train == "kvo" else ())
-    for layer, (part, chosen) in enumerate(zip(parts, heads, strict=True)):
-        part.module.o_proj = DexOutput(part.module.o_proj, part, chosen, layer, config)
+    for part, chosen in zip(parts, heads, strict=True):
+        part.module.o_proj = DexOutput(part.module.o_proj, part, chosen, config)
+    model.save_pretrained = _refuse_saving
     return heads
+
+
+def _refuse_saving(*_: Any, **__: Any) -> None:
+    raise ValueError(
+        "this model has DEX inside, which its class cannot load again: save the adapter "
+        "(UnchainedModel.save_pretrained), or fold(model) and save that; while training, "
+        "antiphase.pretrained.SmallPartTrainer saves what is trained"
+    )
 
 
 def operators(model: nn.Module) -> dict[str, DexOutput]:
@@ -162,7 +177,10 @@ def set_step(model: nn.Module, step: int) -> None:
 
 
 def detach(model: nn.Module) -> None:
-    """Put every operation into its W_O, with the lam of the moment, in place."""
+    """Put every operation into its W_O, with the lam of the moment; all can be trained again."""
     for name, operator in operators(model).items():
         parent, _, own = name.rpartition(".")
         setattr(model.get_submodule(parent), own, operator.folded())
+    del model.save_pretrained
+    for p in model.parameters():
+        p.requires_grad_(p.is_floating_point())

@@ -5,6 +5,7 @@ W_O is doubled: (A - 0.5 A) V 2 W_O is the old layer. Queries and lam all have a
 first step.
 """
 
+import copy
 from typing import Any
 
 import torch
@@ -13,9 +14,12 @@ from transformers import PreTrainedModel
 
 from antiphase.models import AntiphaseConfig, AntiphaseForCausalLM
 from antiphase.models.weights.diffllama import SHARED_FIELDS
+from antiphase.ops.fused_cpu.cpu import guard_bf16
+from antiphase.pretrained.dex import operators
+from antiphase.pretrained.structure import refuse_quantised
 
 TOLERANCE = 1e-4  # of the largest logit, in fp32, on a probe of a few tokens
-PROBE = 16
+PROBE = 64
 
 
 def to_differential(model: PreTrainedModel, mechanism: str = "diff_v2") -> AntiphaseForCausalLM:
@@ -25,8 +29,13 @@ def to_differential(model: PreTrainedModel, mechanism: str = "diff_v2") -> Antip
             f"mechanism: got {mechanism!r}, only 'diff_v2' can start as the same function; "
             "V1's head norm changes what a layer gives"
         )
+    refuse_quantised(model)
+    if operators(model):
+        raise ValueError(f"{type(model).__name__}: has DEX inside; fold(model) first")
     config = model.config
     _refuse_fields(model, config)
+    if model.dtype == torch.bfloat16:
+        guard_bf16()
     ours = AntiphaseForCausalLM(
         AntiphaseConfig(
             attention=mechanism,
@@ -34,17 +43,27 @@ def to_differential(model: PreTrainedModel, mechanism: str = "diff_v2") -> Antip
             intermediate_size=config.intermediate_size,
             **{name: getattr(config, name) for name in SHARED_FIELDS if hasattr(config, name)},
         )
-    )
-    state = _doubled(model.state_dict(), config.head_dim)
+    ).to(model.device)
+    theirs = model if model.dtype == torch.float32 else _in_fp32(model)
+    state = _doubled(theirs.state_dict(), config.head_dim)
     own = ours.state_dict()
     for layer in range(config.num_hidden_layers):
         name = f"model.layers.{layer}.self_attn.lambda_proj.weight"
         state[name] = torch.zeros_like(own[name])
     _refuse_parts(model, set(state), set(own))
     ours.load_state_dict(state)
-    ours = ours.to(model.dtype).train(model.training)
-    _refuse_other_function(model, ours)
-    return ours
+    _refuse_other_function(theirs, ours)
+    ours.generation_config = copy.deepcopy(model.generation_config)
+    return ours.to(model.dtype).train(model.training)
+
+
+def _in_fp32(model: Any) -> Any:
+    """Return the same weights in a fresh model, whose rotary frequencies were never rounded."""
+    config = copy.deepcopy(model.config)
+    config.dtype = torch.float32
+    fresh = type(model)(config).to(model.device, torch.float32)
+    fresh.load_state_dict(model.state_dict())
+    return fresh
 
 
 def _doubled(state: dict[str, Tensor], head_dim: int) -> dict[str, Tensor]:
@@ -93,7 +112,7 @@ def _refuse_other_function(theirs: PreTrainedModel, ours: AntiphaseForCausalLM) 
     b = ours(ids, use_cache=False).logits.float()
     theirs.train(training), ours.train(training)
     far = float((a - b).abs().max() / a.abs().max().clamp(min=1e-9))
-    if far > (TOLERANCE if theirs.dtype == torch.float32 else 0.05):
+    if not far <= TOLERANCE:
         raise ValueError(
             f"{type(theirs).__name__}: computes something that ours does not (the logits differ "
             f"by {far:.2g} of the largest, with the same weights)"

@@ -17,11 +17,16 @@ def head_entropy(model: PreTrainedModel, texts: Tensor) -> list[Tensor]:
     Streamed: a few rows of one text's maps at a time.
     """
     totals: list[Tensor] = []
-    for text in texts.to(model.device).split(1):
-        layers: list[Tensor] = []
-        with listening(model, lambda call, kept=layers: kept.append(_entropy(call))):  # type: ignore[misc]
-            model(input_ids=text, use_cache=False)
-        totals = [a + b for a, b in zip(totals, layers, strict=True)] if totals else layers
+    training = model.training
+    model.eval()
+    try:
+        for text in texts.to(model.device).split(1):
+            layers: list[Tensor] = []
+            with listening(model, lambda call, kept=layers: kept.append(_entropy(call))):  # type: ignore[misc]
+                model(input_ids=text, use_cache=False)
+            totals = [a + b for a, b in zip(totals, layers, strict=True)] if totals else layers
+    finally:
+        model.train(training)
     if not totals:
         raise ValueError(
             f"{type(model).__name__}: does not go through transformers' attention interface, so "
@@ -33,10 +38,10 @@ def head_entropy(model: PreTrainedModel, texts: Tensor) -> list[Tensor]:
 def _entropy(call: Call) -> Tensor:
     """Return the mean entropy of a layer's rows, [h], for one text."""
     T = call.q.shape[2]
-    total = torch.zeros(call.q.shape[1], dtype=torch.float64, device=call.q.device)
+    total = torch.zeros(call.q.shape[1], dtype=torch.float64)
     for rows in torch.arange(T, device=call.q.device).split(ROWS):
-        A = torch.softmax(call.scores(rows[None]), dim=-1)
-        total += torch.special.entr(A).sum((0, 2, 3), dtype=torch.float64)
+        rows_entropy = torch.special.entr(call.maps(rows[None])).sum((0, 2, 3))
+        total += rows_entropy.double().cpu()
     return total / T
 
 

@@ -99,7 +99,10 @@ def decoding_speeds(models: list[Any]) -> list[float]:
     rates: list[list[float]] = [[] for _ in models]
     for _ in range(ROUNDS):
         for model, mine in zip(models, rates, strict=True):
-            ids = torch.arange(64, device=model.device)[None] % model.config.vocab_size
+            ids = (
+                torch.arange(64, device=model.device)[None]
+                % model.get_input_embeddings().num_embeddings
+            )
             out = model(input_ids=ids, use_cache=True)
             began = time.perf_counter()
             for _ in range(DECODED):

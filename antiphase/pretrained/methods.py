@@ -32,6 +32,14 @@ def prepare(method: str, model: PreTrainedModel, dex: DexConfig, texts: Tensor) 
     return _PREPARE[method](model, dex, texts)
 
 
+def check(method: str, model: PreTrainedModel) -> None:
+    """Refuse a model that a method cannot change, before anything is done."""
+    if method == "v2":
+        to_differential(model)
+    else:
+        attention_parts(model)
+
+
 def _dex(model: PreTrainedModel, dex: DexConfig, texts: Tensor) -> Tuned:
     unchained: UnchainedModel = unchain(model, dex, calibration=texts)
     return Tuned(model, unchained, lambda: fold(unchained))
@@ -51,7 +59,6 @@ def _kvo_only(model: PreTrainedModel, dex: DexConfig, texts: Tensor) -> Tuned:
 
 
 def _full(model: PreTrainedModel, dex: DexConfig, texts: Tensor) -> Tuned:
-    attention_parts(model)  # for the refusals
     return Tuned(model, None, lambda: model)
 
 
@@ -60,7 +67,6 @@ def _lora(model: PreTrainedModel, dex: DexConfig, texts: Tensor) -> Tuned:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
         raise ValueError("lora needs peft; pip install 'antiphase[pretrained]'") from error
-    attention_parts(model)
     config = LoraConfig(
         r=LORA_RANK, lora_alpha=2 * LORA_RANK, target_modules=LORA_TARGETS, task_type="CAUSAL_LM"
     )

@@ -8,6 +8,7 @@ checkpoints/    until the end       model/         the plain model, to load   RE
 import dataclasses
 import hashlib
 import json
+import math
 import shutil
 import sys
 import threading
@@ -17,21 +18,18 @@ from typing import Any, get_type_hints
 
 import torch
 import yaml
-from safetensors.torch import load_file, save_file
-from torch import nn
-from torch.utils.data import Sampler, SequentialSampler
+from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
     PrinterCallback,
-    Trainer,
-    TrainerCallback,
     TrainingArguments,
     set_seed,
 )
 from transformers.utils.logging import disable_progress_bar
 
+from antiphase.lab.engine import alone
 from antiphase.models.gguf import NAME as SMOLLM2
 from antiphase.models.gguf import smollm2
 from antiphase.ops.fused_cpu.cpu import guard_bf16
@@ -39,18 +37,19 @@ from antiphase.options import fitted
 from antiphase.pretrained.card import write_unchain_card
 from antiphase.pretrained.dex import DexConfig, set_step
 from antiphase.pretrained.measure import Measured, decoding_speeds, measure
-from antiphase.pretrained.methods import METHODS, parameters, prepare
-from antiphase.pretrained.structure import trainable
+from antiphase.pretrained.methods import METHODS, check, parameters, prepare
+from antiphase.pretrained.trainer import SmallPartTrainer
 from antiphase.tasks import Language
 from antiphase.tasks.words import WordNeedles
 from antiphase.training import checkpoints
 from antiphase.training.progress import Progress
 from antiphase.training.run import environment
 from antiphase.training.stopping import Stop, StoppedError
-from antiphase.training.trainer import collate
 from antiphase.training.watch import Metrics, Speed, save_whole
 
-SETTINGS, RESULTS, SMALL = "settings.json", "results.json", "trained.safetensors"
+SETTINGS, RESULTS = "settings.json", "results.json"
+LOCK = ".lock"
+FREE = ("log_every", "checkpoint_every", "threads")  # may change when a run goes on
 
 
 @dataclass(frozen=True)
@@ -59,14 +58,14 @@ class Settings:
 
     model: str = SMOLLM2
     method: str = "dex"
-    text: list[str] = field(default_factory=lambda: ["stdlib"])
+    text: list[str] | str = field(default_factory=lambda: ["stdlib"])
     steps: int = 200
     batch_size: int = 4
     length: int = 256
     lr: float = 1e-4
     warmup: float = 0.03
     seed: int = 0
-    heads: str = "entropy"
+    heads: str | list[list[int]] = "entropy"
     share: float = 0.5
     anneal: int | None = None  # steps; a tenth of the run unless said
     precision: str = "bf16"
@@ -84,11 +83,20 @@ class Settings:
             raise ValueError(f"method: got {self.method!r}, allowed are {', '.join(METHODS)}")
         if self.precision not in ("bf16", "fp32"):
             raise ValueError(f"precision: got {self.precision!r}, allowed are bf16, fp32")
-        for name in ("steps", "batch_size", "calibration", "held_out", "questions", "log_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: got {getattr(self, name)}, expected at least 1")
-        if not self.lr > 0:
+        counts = "steps batch_size length calibration held_out questions needles log_every"
+        for name in (*counts.split(), "checkpoint_every", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}: got {value}, expected at least 1")
+        if not 0 < self.lr < math.inf:
             raise ValueError(f"lr: got {self.lr}, expected more than 0")
+        if not 0 <= self.warmup < 1:
+            raise ValueError(f"warmup: got {self.warmup}, expected a share of the steps below 1")
+        if self.seed < 0:
+            raise ValueError(f"seed: got {self.seed}, expected 0 or more")
+        if isinstance(self.text, str):
+            object.__setattr__(self, "text", [self.text])
+        _ = self.dex  # for its refusals
 
     @property
     def dex(self) -> DexConfig:
@@ -136,69 +144,131 @@ def load_base(name: str) -> Base:
     try:
         tokenizer = AutoTokenizer.from_pretrained(place)
         model = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ValueError(
             f"{name}: is neither {SMOLLM2!r}, nor a folder or hub name of a causal model with a "
             f"tokenizer ({error})"
         ) from error
+    words = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > words:
+        raise ValueError(f"{name}: its tokenizer has {len(tokenizer)} tokens, the model {words}")
     return Base(place, model, tokenizer)
 
 
 def unchain_run(
-    settings: Settings, folder: Path, *, quiet: bool = False, keep_model: bool = True
+    settings: Settings,
+    folder: Path,
+    *,
+    quiet: bool = False,
+    keep_model: bool = True,
+    shared: Path | None = None,
 ) -> dict[str, Any]:
-    """Do a run, or go on with it, in its folder; return its results."""
-    folder.mkdir(parents=True, exist_ok=True)
-    _same_settings(folder, settings)
+    """Do a run, or go on with it, in its folder; return its results.
+
+    Runs of one study give a `shared` folder, where the base model's numbers are kept for all.
+    """
+    _refuse_other_settings(folder, settings)
     if (folder / RESULTS).is_file():
-        return dict(json.loads((folder / RESULTS).read_text(encoding="utf-8")))
+        return read_results(folder)
     guard_bf16()
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     base = load_base(settings.model)
-    set_seed(settings.seed)
+    check(settings.method, base.model)
+    needles = WordNeedles(base.tokenizer, settings.question_length, settings.needles)
     train_set = _language(settings, base, "train", settings.steps * settings.batch_size)
     held_out = _language(settings, base, "test", settings.held_out)
-    needles = WordNeedles(base.tokenizer, settings.question_length, settings.needles)
-    before = _before(settings, folder, base, held_out, needles)
     texts = _language(settings, base, "validation", settings.calibration)
-    calibration = torch.stack([texts[i]["input_ids"] for i in range(len(texts))])
-    tuned = prepare(settings.method, base.model, settings.dex, calibration)
-    trained = parameters(tuned.model)
-    _train(settings, folder, tuned.model, train_set, quiet)
-    if tuned.adapter is not None:
-        tuned.adapter.save_pretrained(folder / "adapter")
-    plain = tuned.finish()
-    after = measure(plain, held_out, needles, settings.questions)
-    results = {
-        "settings": dataclasses.asdict(settings),
-        "environment": environment(),
-        "trained_parameters": trained,
-        "before": before.as_json(),
-        "after": after.as_json(),
-    }
-    if keep_model:
-        save_whole(plain, folder / "model", base.tokenizer)
-        results["tokens_per_second"] = decoding_speeds([load_base(settings.model).model, plain])
-        write_unchain_card(folder, results)
-    checkpoints.write_whole(folder / RESULTS, json.dumps(results, indent=1))
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    content = _content(base.model, train_set)
+    folder.mkdir(parents=True, exist_ok=True)
+    with alone(folder / LOCK):
+        _begin(folder, settings, content)
+        before = _before(settings, shared or folder, content, base, held_out, needles)
+        set_seed(settings.seed)
+        calibration = torch.stack([texts[i]["input_ids"] for i in range(len(texts))])
+        tuned = prepare(settings.method, base.model, settings.dex, calibration)
+        trained = parameters(tuned.model)
+        _train(settings, folder, tuned.model, train_set, quiet)
+        if tuned.adapter is not None:
+            tuned.adapter.save_pretrained(folder / "adapter")
+        plain = tuned.finish()
+        after = measure(plain, held_out, needles, settings.questions)
+        results = {
+            "settings": dataclasses.asdict(settings),
+            "environment": environment(),
+            "trained_parameters": trained,
+            "before": before.as_json(),
+            "after": after.as_json(),
+        }
+        if keep_model:
+            save_whole(plain, folder / "model", base.tokenizer)
+            results["tokens_per_second"] = decoding_speeds([load_base(settings.model).model, plain])
+            write_unchain_card(folder, results)
+        checkpoints.write_whole(folder / RESULTS, json.dumps(results, indent=1))
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return results
 
 
-def _same_settings(folder: Path, settings: Settings) -> None:
+def read_results(folder: Path) -> dict[str, Any]:
+    """Return what a finished run found."""
+    found = _read_json(folder / RESULTS)
+    if lacking := [name for name in ("settings", "before", "after") if name not in found]:
+        raise ValueError(
+            f"{folder / RESULTS}: has no {lacking[0]}; delete it, and it is made again"
+        )
+    return found
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: cannot be read ({error})") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: holds a {type(found).__name__}, expected names and values")
+    return found
+
+
+def _refuse_other_settings(folder: Path, settings: Settings) -> None:
     path, own = folder / SETTINGS, dataclasses.asdict(settings)
-    if path.is_file():
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        if odd := [name for name in own if kept.get(name) != own[name]]:
+    if not path.is_file():
+        inside = folder.iterdir() if folder.exists() else ()
+        if any(not p.name.startswith(".") for p in inside):
+            raise ValueError(f"{folder}: holds something that is no run (no {SETTINGS} in it)")
+        return
+    kept = _read_json(path)
+    for name in own:
+        if name not in FREE and kept.get(name) != own[name]:
             raise ValueError(
-                f"{folder}: was begun with {odd[0]}={kept.get(odd[0])!r}, not {own[odd[0]]!r}; "
-                "go on with the same settings, or give another --out"
+                f"{folder}: was begun with {name}={kept.get(name)!r}, not {own[name]!r}; go on "
+                "with the same settings, or give another --out"
             )
-    elif any(folder.iterdir()):
-        raise ValueError(f"{folder}: holds something that is no run (no {SETTINGS} in it)")
-    else:
-        checkpoints.write_whole(path, json.dumps(own, indent=1))
+
+
+def content_of(settings: Settings) -> str:
+    """Return a name of the weights and the text that settings lead to."""
+    base = load_base(settings.model)
+    return _content(base.model, _language(settings, base, "train", 1))
+
+
+def _content(model: PreTrainedModel, text: Language) -> str:
+    """Return a name of the weights and the text, which may change under the same names."""
+    digest = hashlib.sha256(str(text.packed.manifest["sha256"]).encode())
+    for t in model.state_dict().values():
+        digest.update(t.contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
+
+
+def _begin(folder: Path, settings: Settings, content: str) -> None:
+    """Write down what is run; a run that was begun goes on with the same weights and text only."""
+    path = folder / SETTINGS
+    if path.is_file() and _read_json(path).get("content") != content:
+        raise ValueError(
+            f"{folder}: was begun with other weights or another text under the same names; give "
+            "another --out"
+        )
+    own = dataclasses.asdict(settings) | {"content": content}
+    checkpoints.write_whole(path, json.dumps(own, indent=1))
 
 
 def _language(settings: Settings, base: Base, split: str, size: int) -> Language:
@@ -213,19 +283,23 @@ def _language(settings: Settings, base: Base, split: str, size: int) -> Language
 
 
 def _before(
-    settings: Settings, folder: Path, base: Base, held_out: Language, needles: WordNeedles
+    settings: Settings,
+    folder: Path,
+    content: str,
+    base: Base,
+    held_out: Language,
+    needles: WordNeedles,
 ) -> Measured:
-    """Measure the base model once; runs of one study side by side share it."""
-    what = [settings.model, settings.text, settings.length, settings.held_out, settings.threads]
-    what += [settings.questions, settings.question_length, settings.needles]
+    """Measure the base model, once."""
+    what = [content, settings.length, settings.held_out, settings.questions]
+    what += [settings.question_length, settings.needles]
     name = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:12]
-    path = folder.parent / f"before-{name}.json"
-    try:
-        return Measured.of_json(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        found = measure(base.model, held_out, needles, settings.questions)
-        checkpoints.write_whole(path, json.dumps(found.as_json()))
-        return found
+    path = folder / f"before-{name}.json"
+    if path.is_file():
+        return Measured.of_json(_read_json(path))
+    found = measure(base.model, held_out, needles, settings.questions)
+    checkpoints.write_whole(path, json.dumps(found.as_json()))
+    return found
 
 
 def _train(
@@ -234,7 +308,6 @@ def _train(
     speed = Speed(settings.batch_size * settings.length)
     trainer = SmallPartTrainer(model=model, args=_arguments(settings, folder), train_dataset=data)
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(Steps())
     trainer.add_callback(Metrics(folder, speed))
     progress = Progress(f"{settings.method}, seed {settings.seed}", settings.steps)
     if not quiet:
@@ -280,40 +353,3 @@ def _arguments(settings: Settings, folder: Path) -> TrainingArguments:
         disable_tqdm=True,
         log_level="error",
     )
-
-
-class Steps(TrainerCallback):
-    """Tell lam(t) the time."""
-
-    def on_step_begin(
-        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
-    ) -> None:
-        """Set the optimiser steps that have been made."""
-        set_step(model, state.global_step)
-
-
-class SmallPartTrainer(Trainer):
-    """A Trainer whose checkpoints hold what is trained, not the model around it."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs, data_collator=collate)
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
-        return SequentialSampler(self.train_dataset)
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        folder = Path(output_dir or self.args.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        parts = {name: p.detach().contiguous() for name, p in trainable(self.model).items()}
-        save_file(parts, folder / SMALL)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        inner: nn.Module = model or self.model
-        own = trainable(inner)
-        with torch.no_grad():
-            for name, t in load_file(Path(resume_from_checkpoint) / SMALL).items():
-                own[name].copy_(t)
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
-        checkpoints.seal(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")

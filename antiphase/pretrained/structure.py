@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -17,16 +18,21 @@ class AttentionPart:
     module: Any
     heads: int
     head_dim: int  # of a head's output
+    layer: int  # of the model, from 0
 
 
 def attention_parts(model: nn.Module) -> list[AttentionPart]:
     """Return the attention of every layer, or say what was looked for and what is in the way."""
-    _refuse_quantised(model)
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(f"model: got a {type(model).__name__}, expected a Hugging Face model")
+    refuse_quantised(model)
     _refuse_sharded(model)
+    inside = set(map(id, model.get_decoder().modules()))  # not a vision tower
     found = [
         (name, module)
         for name, module in model.named_modules()
-        if all(isinstance(getattr(module, p, None), nn.Module) for p in PROJECTIONS)
+        if id(module) in inside
+        and all(isinstance(getattr(module, p, None), nn.Module) for p in PROJECTIONS)
     ]
     if not found:
         near = sorted({type(m).__name__ for m in model.modules() if "tten" in type(m).__name__})
@@ -36,10 +42,10 @@ def attention_parts(model: nn.Module) -> list[AttentionPart]:
             f"{', '.join(near) or 'not to be seen'}"
         )
     _refuse_tied(model, [name for name, _ in found])
-    return [_part(model, name, module) for name, module in found]
+    return [_part(model, name, module, i) for i, (name, module) in enumerate(found)]
 
 
-def _part(model: Any, name: str, module: Any) -> AttentionPart:
+def _part(model: Any, name: str, module: Any, place: int) -> AttentionPart:
     for projection in PROJECTIONS:
         layer = getattr(module, projection)
         if type(layer) is not nn.Linear:
@@ -47,18 +53,25 @@ def _part(model: Any, name: str, module: Any) -> AttentionPart:
                 f"{name}.{projection}: is a {type(layer).__name__}, expected a plain nn.Linear"
                 "; an adapter has to be folded or merged first"
             )
-    config = getattr(model.config, "get_text_config", lambda: model.config)()
-    d = getattr(module, "head_dim", None) or getattr(config, "head_dim", None)
-    d = d or config.hidden_size // config.num_attention_heads
-    width = module.o_proj.in_features
-    if width % d:
+    if lambdas := [
+        n for n, _ in module.named_parameters() if "lambda" in n or n.startswith("lam.")
+    ]:
+        raise ValueError(f"{name}: is differential already (it has {lambdas[0]})")
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    width = module.v_proj.out_features // kv_heads
+    if heads * width != module.o_proj.in_features:
         raise ValueError(
-            f"{name}.o_proj: takes {width} numbers, which heads of width {d} do not divide"
+            f"{name}: o_proj takes {module.o_proj.in_features} numbers, but {heads} heads whose "
+            f"values are {width} wide ({module.v_proj.out_features} by {kv_heads}) give "
+            f"{heads * width}; its heads do not meet W_O side by side"
         )
-    return AttentionPart(name, module, width // d, d)
+    return AttentionPart(name, module, heads, width, getattr(module, "layer_idx", place))
 
 
-def _refuse_quantised(model: Any) -> None:
+def refuse_quantised(model: Any) -> None:
+    """Refuse weights that are not numbers to be trained."""
     how = getattr(getattr(model, "config", None), "quantization_config", None)
     if how is None:
         return
@@ -87,7 +100,7 @@ def _refuse_sharded(model: nn.Module) -> None:
 def _refuse_tied(model: nn.Module, layers: list[str]) -> None:
     homes: dict[int, list[str]] = {}
     for name, p in model.named_parameters(remove_duplicate=False):
-        homes.setdefault(id(p), []).append(name)
+        homes.setdefault(p.data_ptr(), []).append(name)
     outputs = {f"{layer}.o_proj.weight" for layer in layers}
     for names in homes.values():
         if len(names) > 1 and outputs & set(names):

@@ -35,9 +35,17 @@ def change_rows(runs: list[tuple[Measured, Measured]]) -> list[list[str]]:
     return rows
 
 
-def speed_row(results: dict[str, Any]) -> list[str]:
-    """Return the speed before and after, taken in turns in one process."""
-    before, after = results["tokens_per_second"]
+def result_rows(results: dict[str, Any]) -> list[list[str]]:
+    """Return the rows of one run, with the speeds if they were measured (in turns)."""
+    rows = change_rows([measured(results)])
+    return (
+        [*rows, _speed_row(*results["tokens_per_second"])]
+        if "tokens_per_second" in results
+        else rows
+    )
+
+
+def _speed_row(before: float, after: float) -> list[str]:
     return ["decoding, tokens/s", f"{before:.3g}", f"{after:.3g}", f"{after / before:.3g} x"]
 
 

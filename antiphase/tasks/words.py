@@ -147,7 +147,9 @@ class WordNeedles:
         relevant = [t for t, span in enumerate(spans) if any(_meet(span, w) for w in wanted)]
         answer = next(t for t, (_, end) in enumerate(spans) if end > len(prompt))
         digit = next(t for t, (_, end) in enumerate(spans) if end > len(prompt) + 1)
-        return Question(encoded["input_ids"], answer, digit - 1, relevant, depth, text)
+        last = max(t for t, (_, end) in enumerate(spans) if end > len(prompt))
+        ids = encoded["input_ids"][: last + 1]  # some tokenizers add an end
+        return Question(ids, answer, digit - 1, relevant, depth, text)
 
     def _prompt(self, hay: str, city: str) -> str:
         """Return everything before the answer."""
@@ -156,9 +158,12 @@ class WordNeedles:
         if not self._templated:
             return f"{hay}\n\nQuestion: {question}\nAnswer: {begun}"
         turns = [{"role": "user", "content": f"{hay}\n\n{question}"}]
-        opened = self.tokenizer.apply_chat_template(
-            turns, tokenize=False, add_generation_prompt=True
-        )
+        try:
+            opened = self.tokenizer.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # a template is a program
+            raise ValueError(f"the tokenizer's chat template does not work ({error})") from error
         return f"{opened}{begun}"
 
     @property

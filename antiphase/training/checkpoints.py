@@ -43,7 +43,7 @@ def fault(folder: Path) -> str | None:
         return "it was not finished (no manifest)"
     except (OSError, ValueError):
         files = None
-    if not isinstance(files, dict):
+    if not isinstance(files, dict) or not files:
         return "its manifest cannot be read"
     for name, checksum in files.items():
         path = folder / name

@@ -9,13 +9,27 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from transformers import BitsAndBytesConfig, GPT2Config, GPT2LMHeadModel
+from transformers import (
+    BitsAndBytesConfig,
+    DiffLlamaConfig,
+    DiffLlamaForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+)
 
+from antiphase import AntiphaseForCausalLM, preset
+from antiphase.lab import capture
 from antiphase.pretrained import DexConfig, fold, unchain
 from antiphase.pretrained.dex import DexLambda, operators
 from antiphase.pretrained.heads import head_entropy, head_importance, most
 from antiphase.pretrained.structure import attention_parts, trainable
-from tests.pretrained.small import FAMILIES, llama, made, texts
+from tests.pretrained.small import FAMILIES, SIZES, llama, made, texts
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -175,6 +189,9 @@ def test_folding_gives_a_plain_model_with_the_same_logits(family, dtype):
         torch.testing.assert_close(plain(ids).logits, before, rtol=tolerance, atol=tolerance)
     with pytest.raises(ValueError, match="has nothing to fold"):
         fold(plain)
+    with pytest.raises(ValueError, match="this model was folded"):
+        _ = unchained.step
+    assert all(p.requires_grad for p in plain.parameters())  # it can be trained again, all of it
 
 
 def test_a_bf16_model_is_folded_in_wide_numbers():
@@ -199,12 +216,16 @@ def test_a_bf16_model_is_folded_in_wide_numbers():
         ({"heads": "best"}, "heads: got 'best', allowed are entropy, importance, all"),
         ({"share": 0.0}, "share: got 0.0"),
         ({"anneal": 0}, "anneal: got 0, expected at least 1 step"),
-        ({"sign": "x"}, "sign: got 'x', allowed are -, +"),
-        ({"train": "q"}, "train: got 'q', allowed are kvo, adapter"),
+        ({"anneal": 2.5}, "anneal: got 2.5, expected a whole number"),
+        ({"sign": "x"}, "sign: got 'x', expected '-' or '.'"),
+        ({"train": "q"}, "train: got 'q', expected 'kvo' or 'adapter'"),
+        ({"lam_init": "deep"}, "lam_init: got 'deep'"),
+        ({"lam_init": math.nan}, "lam_init: got nan"),
+        ({"heads": [0, 1]}, "heads: got"),
     ],
 )
 def test_options_that_make_no_sense_are_named(options, message):
-    with pytest.raises(ValueError, match=message.replace("+", r"\+")):
+    with pytest.raises(ValueError, match=message):
         DexConfig(**options)
 
 
@@ -215,6 +236,64 @@ def test_heads_that_are_not_there_are_named():
         unchain(made("llama"), DexConfig(heads=[[0], [7]]))
     with pytest.raises(ValueError, match="needs calibration texts"):
         unchain(made("llama"))
+
+
+@pytest.mark.parametrize("ids", [texts()[0], texts()[:0], [[1, 2]]])
+def test_calibration_that_is_none_is_named(ids):
+    model = made("llama")
+    with pytest.raises(ValueError, match=r"calibration: got .*, expected token ids \[n, T\]"):
+        unchain(model, calibration=ids)
+    assert not operators(model)
+    assert all(p.requires_grad for p in model.parameters())  # untouched
+
+
+def test_dropout_does_not_choose_heads():
+    chosen = set()
+    for seed in range(4):
+        model = made("llama", attention_dropout=0.5).train()
+        torch.manual_seed(seed)
+        chosen.add(str(unchain(model, calibration=texts()).dex_config.heads))
+        assert model.training
+    assert len(chosen) == 1
+
+
+def test_entropy_knows_caps_and_sinks():
+    """Gemma2 caps its scores and runs eagerly; GPT-OSS has learned sinks."""
+    small = {**SIZES, "sliding_window": 8}
+    capped = Gemma2ForCausalLM(Gemma2Config(**small, attn_logit_softcapping=2.0)).eval()
+    sunk = GptOssForCausalLM(GptOssConfig(**small, num_local_experts=2, num_experts_per_tok=1))
+    for layer in sunk.model.layers:
+        layer.self_attn.sinks.data.fill_(3.0)
+    for model in (capped, sunk.eval()):
+        model.set_attn_implementation("eager")
+        with torch.no_grad():
+            out = model(texts(), output_attentions=True)
+        seen = capture(model, texts(), torch.arange(12).expand(2, -1))
+        torch.testing.assert_close(seen.logits, out.logits, rtol=1e-4, atol=1e-4)
+        for layer, A in zip(seen.layers, out.attentions, strict=True):
+            torch.testing.assert_close(layer.signal, A[..., :12], rtol=1e-4, atol=1e-5)
+        unchained = unchain(model, calibration=texts())
+        assert model.config._attn_implementation == "eager"
+        with torch.no_grad():
+            assert torch.equal(unchained(texts()).logits, out.logits)
+
+
+def test_a_differential_model_is_refused():
+    theirs = DiffLlamaForCausalLM(DiffLlamaConfig(**SIZES))
+    for model in (theirs, AntiphaseForCausalLM(preset("nano", "diff_v1"))):
+        with pytest.raises(ValueError, match="is differential already"):
+            unchain(model, DexConfig(heads="all"))
+
+
+def test_a_vision_tower_is_left_alone():
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    vision |= {"num_attention_heads": 2, "image_size": 16, "patch_size": 8}
+    text = {**SIZES, "model_type": "mistral"}
+    config = Mistral3Config(text_config=text, vision_config={**vision, "model_type": "pixtral"})
+    model = Mistral3ForConditionalGeneration(config).eval()
+    unchained = unchain(model, calibration=texts())
+    assert all("language_model" in name for name in operators(unchained))
+    assert next(iter(operators(unchained).values())).lam.lam_init == pytest.approx(0.2)
 
 
 def test_an_unknown_architecture_is_told_what_was_looked_for():

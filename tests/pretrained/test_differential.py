@@ -8,10 +8,12 @@ from transformers import (
     GemmaForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from antiphase import AntiphaseForCausalLM
-from antiphase.pretrained import to_differential
+from antiphase.pretrained import DexConfig, to_differential, unchain
 from tests.pretrained.small import SIZES, made, texts
 
 
@@ -82,6 +84,21 @@ def test_a_bf16_model_stays_bf16():
 def test_what_it_cannot_express_is_named(make, message):
     with pytest.raises(ValueError, match=message):
         to_differential(make())
+
+
+def test_other_positions_show_in_bf16_too():
+    config = SmolLM3Config(**SIZES, no_rope_layers=[1, 0], pad_token_id=0)
+    with pytest.raises(ValueError, match="computes something that ours does not"):
+        to_differential(SmolLM3ForCausalLM(config).eval().bfloat16())
+
+
+def test_an_unchained_model_is_folded_first_and_endings_are_kept():
+    model = made("llama")
+    model.generation_config.eos_token_id = [5, 6]
+    assert to_differential(model).generation_config.eos_token_id == [5, 6]
+    unchain(model, DexConfig(heads="all"))
+    with pytest.raises(ValueError, match=r"has DEX inside; fold\(model\) first"):
+        to_differential(model)
 
 
 def test_v1_cannot_start_as_the_same_function():

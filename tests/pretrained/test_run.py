@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from typer.testing import CliRunner
 
 from antiphase.cli import app
@@ -139,6 +140,54 @@ def test_other_settings_in_a_folder_are_refused(settings, tmp_path):
         unchain_run(settings, tmp_path / "other")
 
 
+def test_what_changed_under_the_same_name_is_noticed(base, settings, tmp_path):
+    shutil.copytree(base, tmp_path / "base")
+    place = tmp_path / "base"
+    mine = dataclasses.replace(
+        settings, model=str(place / "model"), text=[str(place / "text.txt")], steps=2
+    )
+    first = unchain_run(mine, tmp_path / "a", quiet=True)
+    made("llama", seed=5, max_position_embeddings=1024).save_pretrained(place / "model")
+    second = unchain_run(mine, tmp_path / "b", quiet=True)
+    assert first["before"]["loss"] != second["before"]["loss"]
+    (tmp_path / "a" / "results.json").unlink()
+    with pytest.raises(ValueError, match="was begun with other weights or another text"):
+        unchain_run(mine, tmp_path / "a", quiet=True)
+
+
+def test_a_mistake_leaves_no_folder_and_costs_no_time(base, settings, tmp_path, monkeypatch):
+    def never(*_):
+        raise AssertionError("it was measured first")
+
+    monkeypatch.setattr("antiphase.pretrained.run.measure", never)
+    gpt = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=257))
+    gpt.save_pretrained(tmp_path / "gpt")
+    make_tokenizer("bytes", []).save_pretrained(tmp_path / "gpt")
+    for change in ({"model": str(tmp_path / "gpt")}, {"text": ["nowhere.txt"]}, {"needles": 40}):
+        with pytest.raises(ValueError, match=r"no attention with|nowhere.txt|hold no haystack"):
+            unchain_run(dataclasses.replace(settings, **change), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_loss_that_is_none_stops_the_run(settings, tmp_path):
+    with pytest.raises(ValueError, match=r"step \d: the loss is .*; a smaller lr may help"):
+        unchain_run(dataclasses.replace(settings, method="full", lr=1e30), tmp_path / "run")
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_broken_files_are_named(settings, tmp_path, base):
+    (tmp_path / "run").mkdir()
+    for text in ("[]", "{", ""):
+        (tmp_path / "run" / "settings.json").write_text(text)
+        with pytest.raises(ValueError, match=r"run/settings.json: (holds a list|cannot be read)"):
+            unchain_run(settings, tmp_path / "run")
+    shutil.copytree(base / "model", tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ValueError, match="is neither 'smollm2', nor a folder"):
+        load_base(str(tmp_path / "model"))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -146,6 +195,12 @@ def test_other_settings_in_a_folder_are_refused(settings, tmp_path):
         ("precision=fp8", "precision: got 'fp8', allowed are bf16, fp32"),
         ("steps=0", "steps: got 0, expected at least 1"),
         ("lr=-1", "lr: got -1.0, expected more than 0"),
+        ("share=2", "share: got 2.0, expected more than 0 and at most 1"),
+        ("heads=best", "heads: got 'best', allowed are entropy"),
+        ("anneal=0", "anneal: got 0, expected at least 1"),
+        ("threads=0", "threads: got 0, expected at least 1"),
+        ("warmup=5", "warmup: got 5.0, expected a share"),
+        ("checkpoint_every=0", "checkpoint_every: got 0"),
         ("depth=3", "--set: got 'depth=3', expected name=value of model, method"),
         ("steps=many", "steps: got 'many'"),
     ],
@@ -199,6 +254,13 @@ def planted(loss, right, seeds=3):
         side = Measured(loss + noise, np.full(200, right), np.zeros(200), noise, noise, noise)
         runs.append((side, side))
     return runs
+
+
+def test_settings_take_lists_and_words():
+    found = settings_of(["heads=[[0], [1, 2]]", "text=a.txt", "lr=5e-5"])
+    assert found.heads == [[0], [1, 2]]
+    assert found.text == ["a.txt"]
+    assert found.lr == 5e-5
 
 
 @pytest.mark.parametrize(

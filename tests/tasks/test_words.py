@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
 
 from antiphase.tasks.tokenizer import make_tokenizer
 from antiphase.tasks.words import CITIES, DEPTHS, HAYSTACK, WordNeedles
@@ -60,6 +61,25 @@ def test_the_same_number_is_the_same_question(single):
     assert task.question(3) == WordNeedles(single, length=900).question(3)
     assert task.question(3) != WordNeedles(single, length=900, seed=1).question(3)
     assert len({task.question(i).text for i in range(30)}) == 30
+
+
+def test_an_end_that_the_tokenizer_adds_is_no_answer():
+    ending = make_tokenizer("bytes", [])
+    plain = WordNeedles(ending, length=900).question(0)
+    ending.backend_tokenizer.post_processor = TemplateProcessing(
+        single="$A <|end|>", special_tokens=[("<|end|>", 0)]
+    )
+    assert ending("a")["input_ids"][-1] == 0
+    assert WordNeedles(ending, length=900).question(0).ids == plain.ids
+
+
+def test_a_template_that_fails_is_named(single):
+    single.chat_template = "{{ raise_exception('no') }}"
+    try:
+        with pytest.raises(ValueError, match="the tokenizer's chat template does not work"):
+            WordNeedles(single)
+    finally:
+        single.chat_template = None
 
 
 def test_what_cannot_be_is_named(single):
