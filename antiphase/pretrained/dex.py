@@ -63,17 +63,27 @@ class DexLambda(Float32Parameters):
     """lam(t) = (1 - a) a lam_init + a lam_learn, a = min(1, t / T'); t counts optimiser steps."""
 
     step: Tensor
+    a: Tensor
+    given: Tensor  # (1 - a) a lam_init
 
     def __init__(self, lam_init: float, anneal: int) -> None:
         super().__init__()
         self.lam_init, self.anneal = lam_init, anneal
         self.learn = nn.Parameter(torch.zeros(()))
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("a", torch.zeros(()))
+        self.register_buffer("given", torch.zeros(()))
 
-    def forward(self) -> Tensor:
+    def at(self, step: int) -> None:
+        """Set the time; what follows from it is computed once, not in every pass."""
+        a = min(1.0, step / self.anneal)
+        self.step.fill_(step)
+        self.a.fill_(a)
+        self.given.fill_((1 - a) * a * self.lam_init)
+
+    def now(self) -> Tensor:
         """Return lam at this step."""
-        a = (self.step / self.anneal).clamp(max=1.0)
-        return (1 - a) * a * self.lam_init + a * self.learn
+        return torch.addcmul(self.given, self.a, self.learn)
 
 
 class DexOutput(nn.Module):
@@ -99,16 +109,16 @@ class DexOutput(nn.Module):
     def forward(self, o: Tensor) -> Tensor:
         """Return what W_O makes of O' for outputs o [..., h * dv]."""
         heads = o.unflatten(-1, (self.heads, self.head_dim))
-        weight = (self.lam() * self.selected).to(o.dtype)
-        change = weight * F.linear(heads, self.W_D)
-        return self.base_layer((heads + change).flatten(-2))
+        weight = (self.lam.now() * self.selected).to(o.dtype)
+        changed = torch.addcmul(heads, weight, F.linear(heads, self.W_D))
+        return self.base_layer(changed.flatten(-2))
 
     @torch.no_grad()
     def folded(self) -> nn.Linear:
         """Return W_O with the operation inside: W_h (I - lam W_D), computed in fp64."""
         W, W_D = self.base_layer.weight, self.W_D.cpu().double()
         heads = W.cpu().double().unflatten(1, (self.heads, self.head_dim))  # [D, h, dv]
-        weight = self.lam().cpu().double() * self.selected.cpu().double()
+        weight = self.lam.now().cpu().double() * self.selected.cpu().double()
         W.copy_((heads + weight * (heads @ W_D)).flatten(1))
         return self.base_layer
 
@@ -173,7 +183,7 @@ def operators(model: nn.Module) -> dict[str, DexOutput]:
 def set_step(model: nn.Module, step: int) -> None:
     """Say how many optimiser steps have been made."""
     for operator in operators(model).values():
-        operator.lam.step.fill_(step)
+        operator.lam.at(step)
 
 
 def detach(model: nn.Module) -> None:

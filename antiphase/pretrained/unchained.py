@@ -95,7 +95,6 @@ class UnchainedModel(nn.Module):
             if self.dex_config.train == "kvo":
                 own += [f"{attention}.k_proj.", f"{attention}.v_proj.", f"{place}.base_layer."]
             names |= {name for name in state if name.startswith(tuple(own))}
-        names -= {name for name in state if name.endswith(".lam.step")}
         return {PREFIX + name: state[name].contiguous() for name in sorted(names)}
 
     def print_trainable_parameters(self) -> None:

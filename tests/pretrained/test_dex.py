@@ -57,7 +57,7 @@ def test_a_layer_is_the_formula(sign):
     layer = operators(model)["model.layers.1.self_attn.o_proj"]
     with torch.no_grad():
         layer.lam.learn.fill_(0.7)
-        layer.lam.step.fill_(4)
+        layer.lam.at(4)
         out = layer(seen["o"])
     a = 4 / 10
     lam = (1 - a) * a * (0.8 - 0.6 * math.exp(-0.3 * 1)) + a * 0.7
@@ -74,9 +74,9 @@ def test_lam_is_handed_from_its_start_to_what_is_learned(step, anneal, learn):
     lam = DexLambda(0.5, anneal)
     with torch.no_grad():
         lam.learn.fill_(learn)
-    lam.step.fill_(step)
+    lam.at(step)
     a = min(1.0, step / anneal)
-    now = float(lam().detach())
+    now = float(lam.now().detach())
     assert now == pytest.approx((1 - a) * a * 0.5 + a * learn, abs=1e-6)
     if step == 0:
         assert now == 0.0
