@@ -91,7 +91,7 @@ def compare_controls(
         ]
         for method in methods
     }
-    every = [job for mine in jobs.values() for job in mine]
+    every = [job for of_a_seed in zip(*jobs.values(), strict=True) for job in of_a_seed]
     _refuse_other_content(root, content_of(settings))
     faults = train_all(every, root, console, engine)
     if faults:

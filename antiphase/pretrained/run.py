@@ -35,7 +35,7 @@ from antiphase.models.gguf import smollm2
 from antiphase.ops.fused_cpu.cpu import guard_bf16
 from antiphase.options import fitted
 from antiphase.pretrained.card import write_unchain_card
-from antiphase.pretrained.dex import DexConfig, set_step
+from antiphase.pretrained.dex import DexConfig, operators, set_step
 from antiphase.pretrained.measure import Measured, decoding_speeds, measure
 from antiphase.pretrained.methods import METHODS, check, parameters, prepare
 from antiphase.pretrained.trainer import SmallPartTrainer
@@ -68,7 +68,7 @@ class Settings:
     heads: str | list[list[int]] = "entropy"
     share: float = 0.5
     anneal: int | None = None  # steps; a tenth of the run unless said
-    precision: str = "bf16"
+    precision: str = "fp32"  # or bf16, where the machine is faster with it
     threads: int | None = None
     calibration: int = 8  # texts
     held_out: int = 64  # texts
@@ -191,12 +191,14 @@ def unchain_run(
         _train(settings, folder, tuned.model, train_set, quiet)
         if tuned.adapter is not None:
             tuned.adapter.save_pretrained(folder / "adapter")
+        lams = [float(o.lam.now().detach()) for o in operators(tuned.model).values()]
         plain = tuned.finish()
         after = measure(plain, held_out, needles, settings.questions)
         results = {
             "settings": dataclasses.asdict(settings),
             "environment": environment(),
             "trained_parameters": trained,
+            "lam": lams,  # by layer, at the end
             "before": before.as_json(),
             "after": after.as_json(),
         }
