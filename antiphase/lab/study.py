@@ -47,6 +47,7 @@ class Result:
     effects: dict[str, Interval] = field(default_factory=dict)
     tables: list[Table] = field(default_factory=list)
     pictures: list[Picture | Heatmap] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     arms: dict[str, str] = field(
         default_factory=dict
     )  # and how each differs from the common recipe
@@ -137,7 +138,7 @@ def _measure(
     keys = [test.version, *(job.key for job in jobs)]
     path = folder / "measured" / f"test-{test.number:02}.json"
     kept = _read(path)
-    if kept is None or kept["keys"] != keys:
+    if kept is None or kept["keys"] != keys or "notes" not in kept:
         began = time.monotonic()
         found = test.measure(_shelf(arms, seeds, root))
         kept = {"keys": keys, "seconds": time.monotonic() - began, **_as_json(found)}
@@ -161,6 +162,7 @@ def _as_json(found: Measured) -> dict[str, Any]:
         "effects": {name: asdict(bootstrap(values)) for name, values in found.effects.items()},
         "tables": [asdict(table) for table in found.tables],
         "pictures": [asdict(picture) for picture in found.pictures],
+        "notes": found.notes,
     }
 
 
@@ -169,6 +171,7 @@ def fill(result: Result, kept: dict[str, Any]) -> None:
     result.effects = {name: Interval(**i) for name, i in kept["effects"].items()}
     result.tables = [Table(**t) for t in kept["tables"]]
     result.pictures = [_picture(p) for p in kept["pictures"]]
+    result.notes = list(kept["notes"])
 
 
 def _picture(fields: dict[str, Any]) -> Picture | Heatmap:

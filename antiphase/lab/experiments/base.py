@@ -80,6 +80,7 @@ class Measured:
     effects: dict[str, Values]  # that predictions speak of
     tables: list[Table] = field(default_factory=list)
     pictures: list[Picture | Heatmap] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what a reader must know beside the verdicts
 
 
 class Shelf:

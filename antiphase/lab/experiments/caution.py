@@ -13,6 +13,7 @@ from antiphase.lab.experiments.base import (
     base,
     interval_row,
 )
+from antiphase.lab.experiments.contests import STRESS
 from antiphase.lab.measures import answers
 from antiphase.lab.runs import Arm, Trained
 from antiphase.lab.verdict import Prediction
@@ -23,16 +24,17 @@ ARMS = {
 }
 REFUSE = 0.05  # of the questions that have an answer, at the same rate for all
 SIZE = 512
-EFFECT = "wrong answers where there is none, V1 minus standard, at equal refusals"
+UNDER = "twice as long, near noise"
+EFFECT = f"wrong answers where there is none, V1 minus standard, at equal refusals, {UNDER}"
 
 
-def outcomes(trained: Trained, level: bool) -> dict[str, NDArray[np.float64]]:
+def outcomes(trained: Trained, level: bool, under: str) -> dict[str, NDArray[np.float64]]:
     """Return wrong answers where there is none, refusals where there is one, and right answers.
 
     With `level`, the refusal's logit is shifted until the model refuses the same share of questions
     that have an answer, so that caution cannot pass for knowledge.
     """
-    found = answers(trained, SIZE)
+    found = answers(trained, SIZE, **STRESS[under])
     refusal = trained.held_out(1).refusal
     logits, absent = found.logits.clone(), found.truth == refusal
     others = logits.clone()
@@ -52,7 +54,7 @@ class Caution(Experiment):
     """Answerable and unanswerable retrieval, both errors, then at equal refusals."""
 
     number = 10
-    version = 2
+    version = 3
     title = "Hallucination or caution"
     question = "Does it answer less where there is no answer, at the same rate of refusals?"
     arms = tuple(ARMS.values())
@@ -62,16 +64,19 @@ class Caution(Experiment):
 
     def measure(self, shelf: Shelf) -> Measured:
         effects = {
-            EFFECT: shelf.gain(ARMS["V1"], ARMS["standard"], lambda t: outcomes(t, True)["wrong"])
+            EFFECT: shelf.gain(
+                ARMS["V1"], ARMS["standard"], lambda t: outcomes(t, True, UNDER)["wrong"]
+            )
         }
         rows = [
             interval_row(
-                name + (f", refusing {REFUSE:.0%}" if level else ""),
+                f"{name}, {under}" + (f", refusing {REFUSE:.0%}" if level else ""),
                 *(
-                    shelf.values(arm, lambda t, k=kind, e=level: outcomes(t, e)[k])  # type: ignore[misc]
+                    shelf.values(arm, lambda t, k=kind, e=level, u=under: outcomes(t, e, u)[k])  # type: ignore[misc]
                     for kind in ("wrong", "refused", "right")
                 ),
             )
+            for under in ("as trained", UNDER)
             for name, arm in ARMS.items()
             for level in (False, True)
         ]
@@ -81,7 +86,7 @@ class Caution(Experiment):
             "share",
             {
                 "": {
-                    n: shelf.values(a, lambda t: outcomes(t, True)["wrong"])
+                    n: shelf.values(a, lambda t: outcomes(t, True, UNDER)["wrong"])
                     for n, a in ARMS.items()
                 }
             },

@@ -46,7 +46,7 @@ class CheapNoise(Experiment):
     """Low-dim, low-rank and fixed noise against V1, and V1 trained for a low rank."""
 
     number = 13
-    version = 2
+    version = 3
     title = "Cheap noise"
     question = "Is the noise of low rank, and does a cheap noise map do as well as a full one?"
     arms = (STANDARD, V1, *CHEAP)

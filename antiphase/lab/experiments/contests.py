@@ -4,14 +4,14 @@ Longer texts than in training, each needle once, and near noise: what a trained 
 prepared for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from antiphase.lab.experiments.base import Measured, Shelf, Table, bars, interval_row
-from antiphase.lab.measures import HARD, answers
+from antiphase.lab.measures import HARD, answers, pooled
 from antiphase.lab.runs import Arm, Trained
 
 STRESS: dict[str, dict[str, Any]] = {
@@ -21,6 +21,8 @@ STRESS: dict[str, dict[str, Any]] = {
     "twice as long, near noise": {**HARD, "length": 128, "near": 1.0},
     "four times as long": {**HARD, "length": 256},
 }
+
+LEARNED = 0.9  # accuracy, mean over seeds
 
 
 def accuracy(trained: Trained, under: str) -> NDArray[np.float64]:
@@ -60,7 +62,22 @@ def contest(shelf: Shelf, arms: Sequence[Arm], pairs: Sequence[tuple[Arm, Arm]])
         },
     )
     table = Table("Accuracy", ["", *STRESS, "under stress, mean"], rows)
-    return Measured(effects, [table], [picture])
+    never = unlearned(shelf, arms, lambda t: accuracy(t, "as trained"))
+    return Measured(effects, [table], [picture], never)
+
+
+def unlearned(
+    shelf: Shelf, arms: Sequence[Arm], measure: Callable[[Trained], NDArray[np.float64]]
+) -> list[str]:
+    """Say which arms never learned the task: what is measured of them is not robustness."""
+    never = [arm for arm in arms if pooled(shelf.values(arm, measure)) < LEARNED]
+    if not never:
+        return []
+    names = "; ".join(arm.name for arm in never)
+    return [
+        f"Below {LEARNED:.0%} on the task as trained, after {never[0].recipe.steps} steps: {names}. "
+        "A comparison with these speaks of how fast they learn, not of noise."
+    ]
 
 
 def gain(one: Arm, other: Arm) -> str:

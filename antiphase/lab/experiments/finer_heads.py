@@ -12,7 +12,7 @@ class FinerHeads(Experiment):
     """Half the width, twice the heads, no subtraction."""
 
     number = 9
-    version = 2
+    version = 3
     title = "Finer heads"
     question = "Do more, narrower heads do as well without subtraction?"
     arms = (STANDARD, V1, HALF)

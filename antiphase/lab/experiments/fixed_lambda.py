@@ -24,7 +24,7 @@ class FixedLambda(Experiment):
     """V1 with lam fixed, against learned."""
 
     number = 2
-    version = 2
+    version = 3
     title = "Pure cancellation"
     question = "With lam fixed at 1, 0.8, 0.5 or 0: does subtraction help more as distractors grow?"
     arms = (V1, *FIXED.values())

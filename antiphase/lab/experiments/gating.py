@@ -10,7 +10,7 @@ class Gating(Experiment):
     """Standard attention with a gate a head."""
 
     number = 12
-    version = 2
+    version = 3
     title = "Gating"
     question = "Can a gated multi-head layer match differential attention at equal parameters?"
     arms = (STANDARD, V1, V2, GATED)

@@ -15,6 +15,7 @@ from antiphase.lab.experiments.base import (
     base,
     interval_row,
 )
+from antiphase.lab.experiments.contests import unlearned
 from antiphase.lab.measures import HARD, answers, pooled
 from antiphase.lab.runs import Arm, Trained
 from antiphase.lab.statistics import Values, difference
@@ -44,6 +45,7 @@ class Grid(Experiment):
     """Length x noise, gain over standard in each cell."""
 
     number = 7
+    version = 2
     title = "Length against noise"
     question = "Does the gain grow with noise at fixed length, or with length at fixed noise?"
     arms = tuple(ARMS.values())
@@ -90,7 +92,8 @@ class Grid(Experiment):
             )
             for name in ("V1", "V2")
         ]
-        return Measured(effects, [Table("Accuracy", columns, rows)], list(maps))
+        never = unlearned(shelf, self.arms, lambda t: right(t, 0.0))
+        return Measured(effects, [Table("Accuracy", columns, rows)], list(maps), never)
 
 
 def _mean(cells: list[Values]) -> Values:

@@ -14,7 +14,7 @@ class Norm(Experiment):
     """Head norm, one scalar, none; and standard attention with the head norm."""
 
     number = 8
-    version = 2
+    version = 3
     title = "Head norm"
     question = "Does the head norm make the difference, rather than the subtraction?"
     arms = (STANDARD, V1, SCALAR, NONE, NORMED)
@@ -29,4 +29,5 @@ class Norm(Experiment):
 
     def measure(self, shelf: Shelf) -> Measured:
         pairs = [(V1, NORMED), (SCALAR, V1), (NONE, V1), (NORMED, STANDARD)]
+        pairs += [(SCALAR, STANDARD), (NONE, STANDARD)]
         return contest(shelf, self.arms, pairs)

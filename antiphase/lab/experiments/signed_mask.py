@@ -12,7 +12,7 @@ class SignedMask(Experiment):
     """One softmax map times a learned signed factor."""
 
     number = 6
-    version = 2
+    version = 3
     title = "Signed mask"
     question = "Does one softmax with a learned sign do what the difference of two does?"
     arms = (STANDARD, V1, SIGNED)

@@ -16,7 +16,7 @@ class TopK(Experiment):
     """Top-k attention, k swept; the best k is chosen on other examples than it is scored on."""
 
     number = 4
-    version = 2
+    version = 3
     title = "Top-k"
     question = "Does standard attention with top-k do as well as V1?"
     arms = (STANDARD, V1, *SWEPT)

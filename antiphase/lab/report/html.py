@@ -6,6 +6,7 @@ from pathlib import Path
 from antiphase.lab.experiments.base import Table
 from antiphase.lab.report.markdown import (
     ARM_COLUMNS,
+    FOOTNOTE,
     PREDICTION_COLUMNS,
     arm_rows,
     command,
@@ -50,6 +51,7 @@ def write_html(study: Study, path: Path) -> None:
         _table(["test", *READINGS], verdict_rows(study), link=True),
         "<ul>",
         *(f"<li><b>{name}</b>: {escape(says)}</li>" for name, says in READINGS.items()),
+        f"<li>{FOOTNOTE}</li>",
         "</ul>",
     ]
     if study.claims:
@@ -81,6 +83,7 @@ def _section(result: Result) -> str:
     ]
     if result.why_not:
         parts.append(f"<p class=why>Not run: {escape(result.why_not)}.</p>")
+    parts += [f"<p><b>{escape(note)}</b></p>" for note in result.notes]
     for picture in result.pictures:
         drawn = figure(picture).to_html(
             full_html=False,

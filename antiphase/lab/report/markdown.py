@@ -15,6 +15,9 @@ SIGNS = {
     Verdict.NOT_RUN: "not run",
 }
 
+MARK = "†"
+FOOTNOTE = f"{MARK} the test has a note that a reader of its verdict must know"
+
 
 def verdict_rows(study: Study) -> list[list[str]]:
     """Return a row a test: its name, then what it says about each reading; "" if nothing."""
@@ -22,7 +25,8 @@ def verdict_rows(study: Study) -> list[list[str]]:
     for result in study.results:
         found = (result.about(reading) for reading in READINGS)
         cells = ["" if verdict is None else SIGNS[verdict] for verdict in found]
-        rows.append([f"{result.number}. {result.title}", *cells])
+        mark = f" {MARK}" if result.notes else ""
+        rows.append([f"{result.number}. {result.title}{mark}", *cells])
     return rows
 
 
@@ -34,7 +38,9 @@ def as_markdown(study: Study) -> str:
         f"Seeds {', '.join(map(str, study.seeds))}; {about.get('cpu', '')}, torch "
         f"{about.get('torch', '')}. Intervals: 95%, bootstrap over seeds, then texts.\n",
         markdown_table(["test", *READINGS], verdict_rows(study)),
+        "",
         *(f"- **{name}**: {says}" for name, says in READINGS.items()),
+        f"- {FOOTNOTE}",
     ]
     if study.claims:
         rows = [[c.what, c.published, c.standard, c.v1] for c in study.claims]
@@ -91,6 +97,7 @@ def _section(result: Result) -> str:
     if result.why_not:
         parts.append(f"\nNot run: {result.why_not}. `{command(result)}`")
         return "\n".join(parts)
+    parts += [f"\n**{note}**" for note in result.notes]
     parts.append("")
     for name, picture in zip(still_names(result), result.pictures, strict=True):
         parts.append(f"![{picture.title}](pictures/{name})")
