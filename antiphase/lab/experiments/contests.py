@@ -75,8 +75,8 @@ def unlearned(
         return []
     names = "; ".join(arm.name for arm in never)
     return [
-        f"Below {LEARNED:.0%} on the task as trained, after {never[0].recipe.steps} steps: {names}. "
-        "A comparison with these speaks of how fast they learn, not of noise."
+        f"Below {LEARNED:.0%} on the task as trained, after {never[0].recipe.steps} steps: "
+        f"{names}. A comparison with these speaks of how fast they learn, not of noise."
     ]
 
 
