@@ -223,7 +223,7 @@ def analyze(
     from antiphase.lab.analyze import analyze as measure
     from antiphase.lab.draw import draw
     from antiphase.lab.subject import shipped, subject
-    from antiphase.lab.tables import head_table, layer_table
+    from antiphase.lab.tables import tables
 
     if texts < 1 or (length is not None and length < 8):
         fail(f"--texts {texts}, --length {length}: expected at least 1, and 8")
@@ -231,7 +231,8 @@ def analyze(
         with console.status(f"looking into {name}"):
             seen = subject(name, text=text, task=task, texts=texts, length=length)
             found = measure(seen.model, seen.ids, seen.truth)
-        console.print(head_table(found, name), layer_table(found))
+        for table in tables(found, Path(name).name):
+            console.print(table)
         folder = out / Path(name).name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "analysis.json").write_text(json.dumps(found.as_json(), indent=1))

@@ -11,11 +11,15 @@ from torch import Tensor
 from antiphase.lab.capture import Captured, LayerMaps, capture
 from antiphase.lab.metrics import cancellation, rank, redundancy, sparsity
 from antiphase.lab.metrics.allocation import allocation, signal_gain
+from antiphase.lab.metrics.dynamics import residual_cosine
+from antiphase.lab.metrics.flow import attention_times_gradient, logit_change
 from antiphase.lab.metrics.sinks import outliers, sink_mass
 from antiphase.lab.truth import Truth
+from antiphase.models import AntiphaseForCausalLM
 
 RANK_ROWS = 128  # rows of the lower left block whose rank is taken, if it has more
 RANK_TEXTS = 4
+FLOW_TEXTS = 16
 DRAWN = 256  # tokens of the first text whose maps are drawn
 HELD = 2**25  # numbers of a map, over all layers and heads, that are held at once
 
@@ -98,10 +102,31 @@ def analyze(model: Any, ids: Tensor, truth: Truth) -> Analysis:
         )
     if bool(truth.relevant.any()):
         found.depth = _by_depth(torch.cat(shares), truth)
+    if isinstance(model, AntiphaseForCausalLM) and ids.shape[1] <= DRAWN:
+        _add_flow(found, model, ids[:FLOW_TEXTS], truth.of(torch.arange(len(ids))[:FLOW_TEXTS]))
     begin = ids[:1, :DRAWN]
     first = capture(model, begin, torch.arange(begin.shape[1])[None])
     found.maps = [{n: A[0].numpy() for n, A in _named(m).items()} for m in first.layers]
     return found
+
+
+def _add_flow(found: Analysis, model: AntiphaseForCausalLM, ids: Tensor, truth: Truth) -> None:
+    """Add what follows from whole maps: how the answer depends on them, and on the noise."""
+    pairs = "lam" in found.heads[0]
+    answers = bool(truth.relevant.any())
+    if answers:
+        for row, share in zip(
+            found.layers, attention_times_gradient(model, ids, truth), strict=True
+        ):
+            row["A x dA on answer"] = float(share.mean())
+    if pairs:
+        for row, cosine in zip(found.layers, residual_cosine(model, ids), strict=True):
+            row["noise with stream"] = float(cosine.mean())
+    if pairs and answers:
+        for row in found.heads:
+            layer, head = int(row["layer"]), int(row["head"])
+            lost = logit_change(model, ids, truth, layer=layer, head=head)
+            row["logit lost without noise"] = float(lost.mean())
 
 
 def _texts_at_once(model: Any, truth: Truth) -> int:

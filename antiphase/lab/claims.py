@@ -79,6 +79,12 @@ def claims(shelf: Shelf) -> list[Claim]:
             only,
         ),
         both(
+            "the same by the participation ratio",
+            "",
+            lambda t: ranks(t, "noise", "participation ratio"),
+            only,
+        ),
+        both(
             "entropy of the maps, 1 is uniform",
             "analysis: lower for V1; others: higher",
             lambda t: mean_of("entropy", t),

@@ -12,6 +12,7 @@ from antiphase.cli import app
 from antiphase.evaluation import score_answers
 from antiphase.lab.analyze import analyze, text_truth
 from antiphase.lab.draw import draw
+from antiphase.lab.metrics.flow import logit_change
 from antiphase.lab.subject import shipped, subject
 from antiphase.tasks import task as task_of
 from antiphase.tasks.tokenizer import make_tokenizer
@@ -51,6 +52,10 @@ def test_a_run_is_analysed_on_its_own_task(run, tmp_path):
         assert {"lam", "lam*", "rejection, dB", "agree on I", "null"} <= set(row)
         assert all(np.isfinite(v) for v in row.values())
     assert found.layers[0]["rank of noise"] >= 1
+    assert 0 <= found.layers[0]["A x dA on answer"] <= 1
+    assert -1 <= found.layers[0]["noise with stream"] <= 1
+    one = logit_change(seen.model, seen.ids, seen.truth, layer=0, head=1).mean()
+    assert found.heads[1]["logit lost without noise"] == pytest.approx(float(one))
     names = {p.name for p in draw(found, tmp_path)}
     assert names == {"maps.png", "rank.png", "singular.png", "lambda.png", "depth.png"}
     json.dumps(found.as_json())

@@ -34,19 +34,24 @@ LOW = 5.0  # the rank that the analysis claims
 EFFECT = f"effective rank of V1's noise minus {LOW:g}"
 
 
-def ranks(trained: Trained, which: str) -> NDArray[np.float64]:
-    """Return the effective rank of a map where causality adds none, by text."""
+MEASURES = {
+    "effective rank": rank.effective_rank,
+    "participation ratio": rank.participation_ratio,
+    "rank at 90% energy": rank.energy_rank,
+}
+
+
+def ranks(trained: Trained, which: str, how: str = "effective rank") -> NDArray[np.float64]:
+    """Return the rank of a map where causality adds none, by text."""
     found = [getattr(m, which) for m in whole_maps(trained)]
-    return by_example(
-        [rank.effective_rank(rank.lower_left(A.double())) for A in found if A is not None]
-    )
+    return by_example([MEASURES[how](rank.lower_left(A.double())) for A in found if A is not None])
 
 
 class CheapNoise(Experiment):
     """Low-dim, low-rank and fixed noise against V1, and V1 trained for a low rank."""
 
     number = 13
-    version = 3
+    version = 4
     title = "Cheap noise"
     question = "Is the noise of low rank, and does a cheap noise map do as well as a full one?"
     arms = (STANDARD, V1, *CHEAP)
@@ -64,10 +69,11 @@ class CheapNoise(Experiment):
         found.effects[EFFECT] = shelf.values(V1, lambda t: ranks(t, "noise") - LOW)
         rows = [
             interval_row(
-                arm.name,
-                *(shelf.values(arm, lambda t, w=which: ranks(t, w)) for which in _MAPS),  # type: ignore[misc]
+                f"{arm.name}: {how}",
+                *(shelf.values(arm, partial(ranks, which=which, how=how)) for which in _MAPS),
             )
             for arm in arms
+            for how in MEASURES
         ]
         found.pictures.append(
             bars(
@@ -83,7 +89,7 @@ class CheapNoise(Experiment):
             Table("Loss and cost", ["", *_COSTS], [_cost(shelf, a) for a in self.arms])
         )
         found.tables.append(
-            Table("Effective rank, rows >= T/2 and columns < T/2 (at most 32)", ["", *_MAPS], rows)
+            Table("Rank, rows >= T/2 and columns < T/2 (at most 32)", ["", *_MAPS], rows)
         )
         return found
 

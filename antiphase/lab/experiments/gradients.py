@@ -1,5 +1,7 @@
 """Test 3: does training push the two maps together on the noise."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -8,6 +10,7 @@ from antiphase.lab.experiments.agreement import on
 from antiphase.lab.experiments.base import (
     V1,
     Experiment,
+    Heatmap,
     Measured,
     Picture,
     Shelf,
@@ -21,6 +24,7 @@ from antiphase.lab.runs import Trained
 from antiphase.lab.statistics import bootstrap
 from antiphase.lab.verdict import Prediction
 from antiphase.tasks.base import as_tensors
+from antiphase.training.watch import lambdas, read_metrics
 
 EFFECT = "V1: correlation on I above another head's, end minus start"
 
@@ -32,7 +36,7 @@ class Gradients(Experiment):
     title = "Gradient dynamics"
     question = "Does training push the maps together on irrelevant tokens?"
     quick = (V1,)
-    version = 2
+    version = 3
     arms = (V1,)
     predictions = (
         Prediction(
@@ -80,7 +84,31 @@ class Gradients(Experiment):
             largest, smallest = ([np.array([f[i]]) for f in found] for i in (0, 1))
             rows.append(interval_row(f"step {step}", largest, smallest))
         table = Table("Eigenvalues of the loss's Hessian", ["", "largest", "smallest"], rows)
-        return Measured({EFFECT: shelf.values(V1, pushed)}, [table], [picture])
+        pictures: list[Picture | Heatmap] = [picture, _lambdas(shelf[V1], steps), _norms(shelf[V1])]
+        return Measured({EFFECT: shelf.values(V1, pushed)}, [table], pictures)
+
+
+def _lambdas(models: list[Trained], steps: list[int]) -> Picture:
+    """Return lam of each layer over training."""
+    found = {step: [lambdas(trained.model(step)) for trained in models] for step in steps}
+    series = {
+        f"layer {name.removeprefix('lam_')}": [
+            (step, bootstrap([np.array([seed[name]]) for seed in seeds]))
+            for step, seeds in found.items()
+        ]
+        for name in found[steps[0]][0]
+    }
+    return Picture("lam over training", "step", "lam", series)
+
+
+def _norms(models: list[Trained]) -> Picture:
+    """Return the gradient's norm over training, by the logged steps of each seed."""
+    series: dict[str, list[tuple[Any, Any]]] = {}
+    for trained in models:
+        lines = [line for line in read_metrics(trained.folder) if "grad_norm" in line]
+        points = [(line["step"], bootstrap([np.array([line["grad_norm"]])])) for line in lines]
+        series[f"seed {trained.job.recipe.seed}"] = points
+    return Picture("Norm of the gradient, before clipping at 1", "step", "norm", series)
 
 
 def _batch(trained: Trained, size: int) -> dict[str, torch.Tensor]:
