@@ -6,6 +6,7 @@ A cluster's engine would implement `Engine` and be given instead.
 import fcntl
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -59,7 +60,9 @@ class LocalEngine:
         """Do the jobs in processes of their own."""
         context = multiprocessing.get_context("spawn")
         waiting = list(jobs)
-        with ProcessPoolExecutor(self.workers, mp_context=context) as pool:
+        with ProcessPoolExecutor(
+            self.workers, mp_context=context, initializer=_end_with_parent
+        ) as pool:
             running: dict[Future[str | None], Job] = {}
             while waiting or running:
                 while waiting and len(running) < self.workers:
@@ -69,6 +72,18 @@ class LocalEngine:
                 self.watch(list(running.values()))
                 for future in done:
                     yield running.pop(future), future.result()
+
+
+def _end_with_parent() -> None:
+    """Let a worker end when the process that asked for it is gone, however that went."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)  # checkpoints are whole at any moment
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _attempt(job: Job, root: Path) -> str | None:

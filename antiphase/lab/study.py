@@ -145,6 +145,8 @@ def _measure(
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(kept, indent=1))
     fill(result, kept)
+    if test.amended:
+        result.notes.append(test.amended)
 
 
 def _shelf(arms: Sequence[Arm], seeds: Sequence[int], root: Path) -> Shelf:

@@ -126,6 +126,14 @@ def test_a_broken_arm_is_told_and_the_rest_goes_on(small_lab, tmp_path, monkeypa
     assert STANDARD.job(0).finished(tmp_path / "trained")
 
 
+def _is_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def test_a_killed_study_repeats_no_finished_run(tmp_path):
     """Two runs, the second killed; the lab is started again and ends as if it had not been."""
     script = tmp_path / "run.py"
@@ -149,8 +157,12 @@ def test_a_killed_study_repeats_no_finished_run(tmp_path):
     while not all(list(root.glob(pattern)) for pattern in wanted):
         assert process.poll() is None
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)
+    process.send_signal(signal.SIGKILL)
     process.wait()
+    deadline = time.monotonic() + 30
+    while _is_alive(group := process.pid):  # its workers end with it
+        assert time.monotonic() < deadline, os.killpg(group, signal.SIGKILL)
+        time.sleep(0.05)
     first = next(root.glob("needle-standard-*/model/model.safetensors"))
     stamp = first.stat().st_mtime_ns
     assert not list(root.glob("needle-diff_v1-*/model"))

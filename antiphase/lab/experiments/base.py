@@ -118,6 +118,7 @@ class Experiment(ABC):
     question: ClassVar[str]
     quick: ClassVar[Sequence[Arm]] = ()  # the arms that a quick run has; none: it is left out
     version: ClassVar[int] = 1  # raised by hand when what is measured changes
+    amended: ClassVar[str] = ""  # what was changed after a first run had been seen, and why
     predictions: ClassVar[Sequence[Prediction]]
     arms: ClassVar[Sequence[Arm]]
 

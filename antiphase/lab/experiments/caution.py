@@ -57,6 +57,10 @@ class Caution(Experiment):
     version = 3
     title = "Hallucination or caution"
     question = "Does it answer less where there is no answer, at the same rate of refusals?"
+    amended = (
+        "Amended after a first run: on the task as trained nobody errs, so the prediction now "
+        "speaks of harder texts, which had not been measured before."
+    )
     arms = tuple(ARMS.values())
     predictions = (
         Prediction("cancelling", EFFECT, "below", 0.02, "less noise is taken for an answer"),

@@ -27,9 +27,9 @@ h1 { font-size: 1.6rem; } h2 { font-size: 1.25rem; margin-top: 2.5rem; border-to
 th, td { border: 1px solid var(--line); padding: .35rem .6rem; text-align: left; vertical-align: top; }
 th { background: var(--soft); } .why { color: #57606a; } code { background: var(--soft); padding: .1rem .3rem; }
 .supported { background: #cfe5f5; font-weight: 600; } .refuted { background: #f8d5bf; font-weight: 600; }
-.undecided { background: #f5f1d6; } .none { color: #8a9099; }
+.undecided { background: #f5f1d6; } .supported, .refuted, .undecided { white-space: nowrap; } .none { color: #8a9099; }
 figure { margin: 1rem 0; } .plotly-graph-div { max-width: 100%; }
-@media (max-width: 40rem) { table { font-size: .75rem; } th, td { padding: .2rem .3rem; } h1 { font-size: 1.3rem; } }
+@media (max-width: 40rem) { .supported, .refuted, .undecided { white-space: normal; } table { font-size: .75rem; } th, td { padding: .2rem .3rem; } h1 { font-size: 1.3rem; } }
 @media print { body { max-width: none; } h2 { break-after: avoid; } figure, table { break-inside: avoid; } }
 """
 _CLASSES = {"✔": "supported", "✘": "refuted", "?": "undecided", "n": "none"}
