@@ -1,6 +1,8 @@
 """One model under the lens: what is measured, on a task or a text, and what is refused."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -114,3 +116,21 @@ def test_the_shipped_models_can_do_their_task():
         task = task_of(recipe.task)(split="test", size=64, **recipe.task_options)
         net = subject(name, text=None, task=None, texts=2, length=None).model
         assert score_answers(net, task, 64)["accuracy"] > 0.97
+
+
+@pytest.mark.slow
+def test_a_pretrained_model_at_2048_tokens_fits_in_4_gigabytes(tmp_path):
+    code = (
+        "import resource, subprocess, sys\n"
+        "subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)\n"
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+    )
+    command = [sys.executable, "-m", "antiphase", "analyze", "smollm2", "--length", "2048"]
+    command += ["--texts", "2", "--out", str(tmp_path)]
+    run = [sys.executable, "-c", code, *command]
+    done = subprocess.run(run, capture_output=True, text=True, check=True)
+    kilobytes = int(done.stdout.split()[-1])
+    assert kilobytes < 4e9 / 1024
+    kept = json.loads((tmp_path / "smollm2" / "analysis.json").read_text())
+    assert len(kept["heads"]) == 30 * 9
+    assert max(row["sink"] for row in kept["heads"]) > 0.5  # a sink is there to be seen
