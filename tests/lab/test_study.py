@@ -18,7 +18,7 @@ from antiphase.lab.experiments.base import STANDARD, V1, Experiment, Measured, b
 from antiphase.lab.experiments.registry import EXPERIMENTS, experiments
 from antiphase.lab.report import verdict_rows, write_report
 from antiphase.lab.report.html import write_html
-from antiphase.lab.runs import Arm, perform
+from antiphase.lab.runs import Arm
 from antiphase.lab.study import conduct, load
 from antiphase.lab.verdict import Verdict
 from tests.lab.small import small_lab  # noqa: F401
@@ -179,9 +179,9 @@ def test_a_killed_study_repeats_no_finished_run(tmp_path):
 
 def test_two_labs_do_not_train_the_same_run_twice(small_lab, tmp_path):  # noqa: F811
     job = V1.job(0)
-    perform(job, tmp_path)
+    job.perform(tmp_path)
     stamp = (job.folder(tmp_path) / "model" / "model.safetensors").stat().st_mtime_ns
-    perform(job, tmp_path)
+    job.perform(tmp_path)
     assert (job.folder(tmp_path) / "model" / "model.safetensors").stat().st_mtime_ns == stamp
     assert train_all([job], tmp_path, QUIET, LocalEngine(workers=1)) == {}
 
