@@ -14,6 +14,8 @@ CARD = """# {model}, {method}
 
 {table}
 
+![before and after](change.png)
+
 Held-out text: {held_out} texts of {length} tokens of the same sources, never trained on. Needles:
 {questions} questions in words, {needles} needles in at most {question_length} tokens. Intervals are
 95%, over texts or questions; one run says nothing about another seed.

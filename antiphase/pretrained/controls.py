@@ -13,6 +13,7 @@ from antiphase.lab.engine import LocalEngine, train_all
 from antiphase.lab.report.markdown import SIGNS, markdown_table
 from antiphase.lab.statistics import Values, bootstrap, difference
 from antiphase.lab.verdict import Prediction
+from antiphase.pretrained.draw import draw_against
 from antiphase.pretrained.measure import Measured
 from antiphase.pretrained.methods import CONTROLS, METHODS
 from antiphase.pretrained.run import RESULTS, Settings, content_of, read_results, unchain_run
@@ -114,6 +115,14 @@ def compare_controls(
             for p in PREDICTIONS
         ],
     }
+    drawn = {
+        what: {
+            control: bootstrap(difference(_after(found["dex"], f), _after(found[control], f)))
+            for control in CONTROLS
+        }
+        for what, f in ((LOSS, "loss"), (RIGHT, "right"))
+    }
+    draw_against(drawn, root / "controls.png")
     write_whole(root / "controls.json", json.dumps(results, indent=1))
     write_whole(root / "controls.md", as_markdown(results))
     return results

@@ -2,7 +2,8 @@
 
 settings.json   what was done       results.json   before and after, number by number
 metrics.jsonl   the loss            adapter/       the small part, if the method has one
-checkpoints/    until the end       model/         the plain model, to load   README.md  the card
+checkpoints/    until the end       model/         the plain model, to load
+README.md       the card            change.png     before and after, to look at
 """
 
 import dataclasses
@@ -36,6 +37,7 @@ from antiphase.ops.fused_cpu.cpu import guard_bf16
 from antiphase.options import fitted
 from antiphase.pretrained.card import write_unchain_card
 from antiphase.pretrained.dex import DexConfig, operators, set_step
+from antiphase.pretrained.draw import draw_change
 from antiphase.pretrained.measure import Measured, decoding_speeds, measure
 from antiphase.pretrained.methods import METHODS, check, parameters, prepare
 from antiphase.pretrained.trainer import SmallPartTrainer
@@ -183,6 +185,7 @@ def unchain_run(
     folder.mkdir(parents=True, exist_ok=True)
     with alone(folder / LOCK):
         _begin(folder, settings, content)
+        _tell(quiet, f"measuring {settings.model} as it is, on {len(held_out)} texts and questions")
         before = _before(settings, shared or folder, content, base, held_out, needles)
         set_seed(settings.seed)
         calibration = torch.stack([texts[i]["input_ids"] for i in range(len(texts))])
@@ -193,6 +196,7 @@ def unchain_run(
             tuned.adapter.save_pretrained(folder / "adapter")
         lams = [float(o.lam.now().detach()) for o in operators(tuned.model).values()]
         plain = tuned.finish()
+        _tell(quiet, "measuring it again")
         after = measure(plain, held_out, needles, settings.questions)
         results = {
             "settings": dataclasses.asdict(settings),
@@ -205,10 +209,16 @@ def unchain_run(
         if keep_model:
             save_whole(plain, folder / "model", base.tokenizer)
             results["tokens_per_second"] = decoding_speeds([load_base(settings.model).model, plain])
+            draw_change(results, folder / "change.png")
             write_unchain_card(folder, results)
         checkpoints.write_whole(folder / RESULTS, json.dumps(results, indent=1))
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return results
+
+
+def _tell(quiet: bool, what: str) -> None:
+    if not quiet:
+        print(f"antiphase: {what}", file=sys.stderr, flush=True)
 
 
 def read_results(folder: Path) -> dict[str, Any]:

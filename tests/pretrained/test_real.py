@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from antiphase.models.gguf import smollm2
+from antiphase.models.gguf import _gguf, plain, smollm2
 from antiphase.pretrained import DexConfig, UnchainedModel, fold, to_differential, unchain
 from antiphase.pretrained.dex import operators
 from antiphase.tasks import Language
@@ -41,10 +41,20 @@ def test_the_whole_path_keeps_its_logits(base, ids, tmp_path):
     unchained.save_pretrained(tmp_path)
     loaded = UnchainedModel.from_pretrained(copy.deepcopy(base), tmp_path)
     assert torch.equal(loaded(ids).logits, moved)
-    plain = fold(loaded)
-    assert type(plain) is type(base)
-    far = (plain(ids).logits - moved).abs().max() / moved.abs().max()
+    folded = fold(loaded)
+    assert type(folded) is type(base)
+    far = (folded(ids).logits - moved).abs().max() / moved.abs().max()
     assert float(far) < 1e-4
+
+
+def test_a_gguf_model_is_made_plain_first(ids):
+    source = _gguf()
+    read = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name)
+    with pytest.raises(ValueError, match=r"is quantised \(gguf\).*plain\(model\) first"):
+        unchain(read, calibration=ids)
+    unchained = unchain(plain(read), calibration=ids)
+    with torch.no_grad():
+        assert torch.equal(unchained(ids).logits, read(ids).logits)
 
 
 @torch.no_grad()

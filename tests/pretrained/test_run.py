@@ -76,6 +76,7 @@ def test_a_method_ends_with_a_plain_model(method, settings, tmp_path):
     card = (folder / "README.md").read_text()
     assert f"{results['trained_parameters']:,} numbers trained for 8 steps" in card
     assert "needles found at depth 0.75" in card
+    assert (folder / "change.png").stat().st_size > 5_000
     assert unchain_run(dataclasses.replace(settings, method=method), folder) == results
 
 
@@ -235,6 +236,7 @@ def test_controls_are_compared_at_equal_budget(settings, tmp_path):
     assert [row[0] for row in results["against_dex"]] == [f"dex minus {c}" for c in CONTROLS]
     assert len(results["verdicts"]) == len(PREDICTIONS)
     assert "dex minus kvo-only" in (tmp_path / "controls.md").read_text()
+    assert (tmp_path / "controls.png").stat().st_size > 5_000
     kept = [json.loads(p.read_text()) for p in tmp_path.glob("*/settings.json")]
     assert len(kept) == 2 * (1 + len(CONTROLS))
     own = {"method", "seed"}
