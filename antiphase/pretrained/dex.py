@@ -60,36 +60,43 @@ class DexConfig:
 
 
 class DexLambda(Float32Parameters):
-    """lam(t) = (1 - a) a lam_init + a lam_learn, a = min(1, t / T'); t counts optimiser steps."""
+    """lam(t) = (1 - a) a lam_init + a lam_learn, a = min(1, t / T'); t counts optimiser steps.
+
+    `signs` [h, 1] is 0 for a head that is left alone, else the sign of its change.
+    """
 
     step: Tensor
-    a: Tensor
-    given: Tensor  # (1 - a) a lam_init
+    signs: Tensor
+    start: Tensor  # [h, 1]: sign x (1 - a) a lam_init
+    slope: Tensor  # [h, 1]: sign x a
 
-    def __init__(self, lam_init: float, anneal: int) -> None:
+    def __init__(self, lam_init: float, anneal: int, signs: Tensor) -> None:
         super().__init__()
         self.lam_init, self.anneal = lam_init, anneal
         self.learn = nn.Parameter(torch.zeros(()))
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("a", torch.zeros(()))
-        self.register_buffer("given", torch.zeros(()))
+        for name, t in (("signs", signs), ("start", signs * 0), ("slope", signs * 0)):
+            self.register_buffer(name, t.clone())
 
     def at(self, step: int) -> None:
         """Set the time; what follows from it is computed once, not in every pass."""
         a = min(1.0, step / self.anneal)
         self.step.fill_(step)
-        self.a.fill_(a)
-        self.given.fill_((1 - a) * a * self.lam_init)
+        self.start.copy_(self.signs * ((1 - a) * a * self.lam_init))
+        self.slope.copy_(self.signs * a)
 
     def now(self) -> Tensor:
         """Return lam at this step."""
-        return torch.addcmul(self.given, self.a, self.learn)
+        a = (self.step / self.anneal).clamp(max=1.0)
+        return (1 - a) * a * self.lam_init + a * self.learn
+
+    def weights(self) -> Tensor:
+        """Return the sign times lam of each head, [h, 1]."""
+        return torch.addcmul(self.start, self.slope, self.learn)
 
 
 class DexOutput(nn.Module):
     """W_O with the operation in front of it."""
-
-    selected: Tensor
 
     def __init__(
         self, base_layer: nn.Linear, part: AttentionPart, heads: list[int], config: DexConfig
@@ -101,16 +108,15 @@ class DexOutput(nn.Module):
         self.W_D = nn.Parameter(like.new_empty(part.head_dim, part.head_dim))
         nn.init.normal_(self.W_D, std=0.02)
         init = depth_init(part.layer) if config.lam_init == "depth" else config.lam_init
-        self.lam = DexLambda(init, config.anneal).to(like.device)
         signs = torch.zeros(part.heads, 1)
         signs[heads] = -1.0 if config.sign == "-" else 1.0
-        self.register_buffer("selected", signs.to(like), persistent=False)  # [h, 1]: 0, or the sign
+        self.lam = DexLambda(init, config.anneal, signs).to(like.device)
 
     def forward(self, o: Tensor) -> Tensor:
         """Return what W_O makes of O' for outputs o [..., h * dv]."""
         heads = o.unflatten(-1, (self.heads, self.head_dim))
-        weight = (self.lam.now() * self.selected).to(o.dtype)
-        changed = torch.addcmul(heads, weight, F.linear(heads, self.W_D))
+        weights = self.lam.weights().to(o.dtype)
+        changed = torch.addcmul(heads, weights, F.linear(heads, self.W_D))
         return self.base_layer(changed.flatten(-2))
 
     @torch.no_grad()
@@ -118,8 +124,8 @@ class DexOutput(nn.Module):
         """Return W_O with the operation inside: W_h (I - lam W_D), computed in fp64."""
         W, W_D = self.base_layer.weight, self.W_D.cpu().double()
         heads = W.cpu().double().unflatten(1, (self.heads, self.head_dim))  # [D, h, dv]
-        weight = self.lam.now().cpu().double() * self.selected.cpu().double()
-        W.copy_((heads + weight * (heads @ W_D)).flatten(1))
+        weights = self.lam.weights().cpu().double()
+        W.copy_((heads + weights * (heads @ W_D)).flatten(1))
         return self.base_layer
 
 

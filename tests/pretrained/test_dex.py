@@ -71,13 +71,14 @@ def test_a_layer_is_the_formula(sign):
 
 @given(st.integers(0, 500), st.integers(1, 200), st.floats(-1, 1))
 def test_lam_is_handed_from_its_start_to_what_is_learned(step, anneal, learn):
-    lam = DexLambda(0.5, anneal)
+    lam = DexLambda(0.5, anneal, torch.tensor([[0.0], [-1.0], [1.0]]))
     with torch.no_grad():
         lam.learn.fill_(learn)
     lam.at(step)
     a = min(1.0, step / anneal)
     now = float(lam.now().detach())
     assert now == pytest.approx((1 - a) * a * 0.5 + a * learn, abs=1e-6)
+    assert lam.weights().flatten().tolist() == pytest.approx([0.0, -now, now], abs=1e-6)
     if step == 0:
         assert now == 0.0
     if step >= anneal:
