@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from antiphase.cpu import guard_bf16
 from antiphase.ops.fused_cpu import native
-from antiphase.ops.fused_cpu.cpu import guard_bf16
 
 guard_bf16()
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from antiphase.benchmarks import measure
+from antiphase.benchmarks import timing
 from antiphase.benchmarks.model import decoding
 from antiphase.pretrained import DexConfig, fold, unchain
 
@@ -28,8 +28,8 @@ class Cost:
     """A model's time over the base model's, and its seconds."""
 
     name: str
-    wall: measure.Ratio
-    cpu: measure.Ratio
+    wall: timing.Ratio
+    cpu: timing.Ratio
     seconds: float
 
 
@@ -50,13 +50,13 @@ def race(length: int, new_tokens: int, dtype: torch.dtype, rounds: int) -> list[
     """Let the three decode in turns."""
     ids = torch.randint(0, SHAPE["vocab_size"], (1, length))
     work = {name: decoding(m, ids, new_tokens) for name, m in models(dtype).items()}
-    samples = measure.interleave(work, rounds)
+    samples = timing.interleave(work, rounds)
     return [
         Cost(
             name,
-            measure.ratio(taken, samples[BASE], "wall"),
-            measure.ratio(taken, samples[BASE], "cpu"),
-            measure.seconds(taken, "wall"),
+            timing.ratio(taken, samples[BASE], "wall"),
+            timing.ratio(taken, samples[BASE], "cpu"),
+            timing.seconds(taken, "wall"),
         )
         for name, taken in samples.items()
     ]

@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from antiphase.benchmarks import measure
+from antiphase.benchmarks import timing
+from antiphase.cpu import cpu_name, guard_bf16
 from antiphase.ops import attention, diff_attention, fused_cpu
 from antiphase.ops.fused_cpu import native
-from antiphase.ops.fused_cpu.call import tile_rate
-from antiphase.ops.fused_cpu.cpu import cpu_name, guard_bf16
+from antiphase.ops.fused_cpu.abi import tile_rate
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 STANDARD = "standard (F.sdpa)"
@@ -71,9 +71,9 @@ class Row:
     """What was measured of one alternative in one cell; `backward` is forward and backward."""
 
     name: str
-    wall: measure.Ratio  # to standard attention
-    cpu: measure.Ratio
-    one_map: measure.Ratio | None  # wall time to our own one-map kernel, where it runs
+    wall: timing.Ratio  # to standard attention
+    cpu: timing.Ratio
+    one_map: timing.Ratio | None  # wall time to our own one-map kernel, where it runs
     milliseconds: float
     gflops: float
     peak_bytes: int | None
@@ -142,17 +142,17 @@ def _calls(s: Setting) -> dict[str, Call]:
     except native.Unavailable:
         del calls[ONE_MAP], calls[FUSED]
     # Wide V leaves the flash kernel: its maps are written down, several times in the backward.
-    free = measure.available_bytes()
+    free = timing.available_bytes()
     if free is not None and 16 * 4.0 * s.batch * s.heads * s.rows * s.length > free:
         del calls[WIDE]
     return calls
 
 
-def _works(s: Setting, backward: bool) -> dict[str, measure.Work]:
+def _works(s: Setting, backward: bool) -> dict[str, timing.Work]:
     """Return every alternative ready to run: forward without gradients, or forward and backward."""
     standard, differential = _inputs(s, grad=backward)
 
-    def ready(name: str, call: Call) -> measure.Work:
+    def ready(name: str, call: Call) -> timing.Work:
         level = fused_cpu.python_level if name == PYTHON else contextlib.nullcontext
 
         def work() -> None:
@@ -191,7 +191,7 @@ def _measure(s: Setting, backward: bool, rounds: int, tick: Callable[[], None]) 
 
     for with_backward in (False, True) if backward else (False,):
         works = _works(s, with_backward)
-        samples = measure.interleave(
+        samples = timing.interleave(
             {**works, "gemm": lambda: a @ a},
             rounds,
             after_round,
@@ -199,19 +199,19 @@ def _measure(s: Setting, backward: bool, rounds: int, tick: Callable[[], None]) 
         gemm += [2 * 1024**3 / x.wall * 1e-9 for x in samples.pop("gemm")]
         flops = s.flops * (3.5 if with_backward else 1.0)
         for name, times in samples.items():
-            wall = measure.seconds(times, "wall")
+            wall = timing.seconds(times, "wall")
             gc.collect()
             cell.rows.append(
                 Row(
                     name=name,
-                    wall=measure.ratio(times, samples[STANDARD], "wall"),
-                    cpu=measure.ratio(times, samples[STANDARD], "cpu"),
-                    one_map=measure.ratio(times, samples[ONE_MAP], "wall")
+                    wall=timing.ratio(times, samples[STANDARD], "wall"),
+                    cpu=timing.ratio(times, samples[STANDARD], "cpu"),
+                    one_map=timing.ratio(times, samples[ONE_MAP], "wall")
                     if ONE_MAP in samples
                     else None,
                     milliseconds=1e3 * wall,
                     gflops=flops / wall * 1e-9,
-                    peak_bytes=measure.peak_extra_bytes(works[name]),
+                    peak_bytes=timing.peak_extra_bytes(works[name]),
                     backward=with_backward,
                 )
             )

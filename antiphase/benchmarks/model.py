@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
 
-from antiphase.benchmarks import measure
+from antiphase.benchmarks import timing
 from antiphase.models import AntiphaseForCausalLM, preset
 from antiphase.models.accelerate import accelerate
 
@@ -46,9 +46,9 @@ class Entry:
 
     name: str
     parameters: int
-    wall: measure.Ratio
-    cpu: measure.Ratio
-    to_diffllama: measure.Ratio | None  # CPU time
+    wall: timing.Ratio
+    cpu: timing.Ratio
+    to_diffllama: timing.Ratio | None  # CPU time
     seconds: float
 
 
@@ -134,7 +134,7 @@ def _models(setting: Setting) -> dict[str, Any]:
     return {name: m.to(DTYPES[setting.dtype]) for name, m in models.items()}
 
 
-def _training_step(model: nn.Module, ids: Tensor) -> measure.Work:
+def _training_step(model: nn.Module, ids: Tensor) -> timing.Work:
     def step() -> None:
         model.train()
         model.zero_grad(set_to_none=True)
@@ -143,7 +143,7 @@ def _training_step(model: nn.Module, ids: Tensor) -> measure.Work:
     return step
 
 
-def _forward(model: nn.Module, ids: Tensor) -> measure.Work:
+def _forward(model: nn.Module, ids: Tensor) -> timing.Work:
     @torch.no_grad()
     def forward() -> None:
         model.eval()(ids, use_cache=False)
@@ -151,7 +151,7 @@ def _forward(model: nn.Module, ids: Tensor) -> measure.Work:
     return forward
 
 
-def decoding(model: nn.Module, ids: Tensor, new_tokens: int) -> measure.Work:
+def decoding(model: nn.Module, ids: Tensor, new_tokens: int) -> timing.Work:
     prefilled: list[Any] = []
 
     @torch.no_grad()
@@ -170,26 +170,26 @@ def decoding(model: nn.Module, ids: Tensor, new_tokens: int) -> measure.Work:
 
 def _race(
     title: str,
-    work: dict[str, measure.Work],
+    work: dict[str, timing.Work],
     models: dict[str, Any],
     rounds: int,
     tick: Callable[[str], None],
 ) -> Race:
     gc.collect()
-    samples = measure.interleave(work, rounds, lambda: tick(title))
+    samples = timing.interleave(work, rounds, lambda: tick(title))
     entries = []
     for name, taken in samples.items():
         theirs = None
         if name != DIFFLLAMA:
-            theirs = measure.ratio(taken, samples[DIFFLLAMA], "cpu")
+            theirs = timing.ratio(taken, samples[DIFFLLAMA], "cpu")
         entries.append(
             Entry(
                 name,
                 models[name].num_parameters(),
-                measure.ratio(taken, samples[BASELINE], "wall"),
-                measure.ratio(taken, samples[BASELINE], "cpu"),
+                timing.ratio(taken, samples[BASELINE], "wall"),
+                timing.ratio(taken, samples[BASELINE], "cpu"),
                 theirs,
-                measure.seconds(taken, "wall"),
+                timing.seconds(taken, "wall"),
             )
         )
     return Race(title, entries)

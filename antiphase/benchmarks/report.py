@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from antiphase.benchmarks.attention import FUSED, STANDARD, Cell
-from antiphase.benchmarks.measure import Ratio
 from antiphase.benchmarks.model import BASELINE, Race
+from antiphase.benchmarks.timing import Ratio
 
 
 def _ratio(r: Ratio) -> str:

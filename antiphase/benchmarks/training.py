@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from transformers import PrinterCallback, TrainerCallback
 
-from antiphase.benchmarks import measure
+from antiphase.benchmarks import timing
 from antiphase.models import AntiphaseForCausalLM
 from antiphase.tasks import Language, Task
+from antiphase.training.callbacks import Metrics, Speed
 from antiphase.training.recipe import Recipe
 from antiphase.training.run import dataset, model_config
 from antiphase.training.trainer import RunTrainer, arguments, collate
-from antiphase.training.watch import Metrics, Speed
 
 BARE = "bare loop"
 RUN = "antiphase train"
@@ -28,9 +28,9 @@ class Cost:
     """Tokens a second of each way, and ratios to the bare loop, step by step."""
 
     tokens_per_second: dict[str, float]
-    wall: measure.Ratio
-    cpu: measure.Ratio
-    batches: measure.Ratio  # share of the bare loop's time, CPU
+    wall: timing.Ratio
+    cpu: timing.Ratio
+    batches: timing.Ratio  # share of the bare loop's time, CPU
 
 
 class _Bare:
@@ -64,17 +64,17 @@ class _Turns(TrainerCallback):
 
     def __init__(self, bare: _Bare, tick: Callable[[], None]) -> None:
         self.bare, self.tick = bare, tick
-        self.samples: dict[str, list[measure.Sample]] = {BARE: [], RUN: [], BATCHES: []}
+        self.samples: dict[str, list[timing.Sample]] = {BARE: [], RUN: [], BATCHES: []}
         self._since = (0.0, 0.0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop the run's clock, time the others, and start it again."""
         number = state.global_step - 1
         wall, cpu = time.perf_counter() - self._since[0], time.process_time() - self._since[1]
-        bare = measure.time_once(lambda: self.bare.step(number))
-        batch = measure.time_once(lambda: self.bare.batch(number))
+        bare = timing.time_once(lambda: self.bare.step(number))
+        batch = timing.time_once(lambda: self.bare.batch(number))
         if number:  # the first step also sets things up
-            self.samples[RUN].append(measure.Sample(wall, cpu))
+            self.samples[RUN].append(timing.Sample(wall, cpu))
             self.samples[BARE].append(bare)
             self.samples[BATCHES].append(batch)
             self.tick()
@@ -107,8 +107,8 @@ def run(recipe: Recipe, steps: int, tick: Callable[[], None]) -> Cost:
         trainer.train()
     samples = turns.samples
     return Cost(
-        {name: tokens / measure.seconds(samples[name], "wall") for name in (BARE, RUN)},
-        measure.ratio(samples[RUN], samples[BARE], "wall"),
-        measure.ratio(samples[RUN], samples[BARE], "cpu"),
-        measure.ratio(samples[BATCHES], samples[BARE], "cpu"),
+        {name: tokens / timing.seconds(samples[name], "wall") for name in (BARE, RUN)},
+        timing.ratio(samples[RUN], samples[BARE], "wall"),
+        timing.ratio(samples[RUN], samples[BARE], "cpu"),
+        timing.ratio(samples[BATCHES], samples[BARE], "cpu"),
     )

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
 
-from antiphase.tasks.addressed import mix
+from antiphase.tasks.counter_rng import mix
 from antiphase.tasks.language import Language
 
 

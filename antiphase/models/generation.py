@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer
 
-from antiphase.ops.fused_cpu.cpu import guard_bf16
+from antiphase.cpu import guard_bf16
 
 
 def generate_text(

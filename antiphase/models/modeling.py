@@ -12,10 +12,10 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from antiphase.attention import Attention, mechanism
 from antiphase.attention.parts import Float32Parameters
 from antiphase.models.cache import LayerCache
-from antiphase.models.card import MODEL_TAGS, write_card
 from antiphase.models.config import AntiphaseConfig
 from antiphase.models.layers import Block, RotaryPositions, norm_of, sinusoidal
-from antiphase.models.visibility import BACKENDS, visibility
+from antiphase.models.masks import BACKENDS, visibility
+from antiphase.models.model_card import MODEL_TAGS, write_card
 
 
 class AntiphasePreTrainedModel(PreTrainedModel):

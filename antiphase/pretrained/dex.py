@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from antiphase.attention.parts import Float32Parameters, depth_init
-from antiphase.ops.fused_cpu.cpu import guard_bf16
+from antiphase.cpu import guard_bf16
 from antiphase.options import fitted
-from antiphase.pretrained.heads import head_entropy, head_importance, most
+from antiphase.pretrained.head_selection import head_entropy, head_importance, most
 from antiphase.pretrained.structure import AttentionPart, attention_parts, train_only
 
 SELECTIONS = ("entropy", "importance", "all")
@@ -177,7 +177,7 @@ def _refuse_saving(*_: Any, **__: Any) -> None:
     raise ValueError(
         "this model has DEX inside, which its class cannot load again: save the adapter "
         "(UnchainedModel.save_pretrained), or fold(model) and save that; while training, "
-        "antiphase.pretrained.SmallPartTrainer saves what is trained"
+        "antiphase.training.SmallPartTrainer saves what is trained"
     )
 
 

@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from antiphase.pretrained.adapter import UnchainedModel, fold, unchain
+from antiphase.pretrained.conversion import to_differential
 from antiphase.pretrained.dex import DexConfig
-from antiphase.pretrained.differential import to_differential
 from antiphase.pretrained.structure import attention_parts, train_only
-from antiphase.pretrained.unchained import UnchainedModel, fold, unchain
 
 LORA_RANK = 16
 LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from antiphase.options import build
-from antiphase.tasks.addressed import Draw, fingerprints, key_of
+from antiphase.tasks.counter_rng import Draw, fingerprints, key_of
 
 Array = NDArray[np.int64]
 IGNORED = -100  # the label of a token that is not asked for

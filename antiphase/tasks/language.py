@@ -14,11 +14,11 @@ import torch
 from torch.utils.data import Dataset
 
 from antiphase.options import build
-from antiphase.tasks.addressed import key_of, mix
 from antiphase.tasks.base import Array, Examples, Role, rows_of
-from antiphase.tasks.corpus import BUILTIN
-from antiphase.tasks.packed import SHARES, PackedText, pack
-from antiphase.tasks.tokenizer import BYTES
+from antiphase.tasks.counter_rng import key_of, mix
+from antiphase.tasks.text.corpus import BUILTIN
+from antiphase.tasks.text.packing import SHARES, PackedText, pack
+from antiphase.tasks.text.tokenizer import BYTES
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from antiphase.tasks.addressed import Draw
 from antiphase.tasks.base import Array, Examples, Role, Task, TaskOptions, named
+from antiphase.tasks.counter_rng import Draw
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from antiphase.tasks.addressed import Draw
 from antiphase.tasks.base import Array, Examples, Role, named
-from antiphase.tasks.pairs import PairOptions, PairTask
+from antiphase.tasks.counter_rng import Draw
+from antiphase.tasks.key_value import PairOptions, PairTask
 
 
 @dataclass(frozen=True)

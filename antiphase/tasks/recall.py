@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from antiphase.tasks.addressed import Draw
 from antiphase.tasks.base import Examples, Role
-from antiphase.tasks.pairs import PairOptions, PairTask
+from antiphase.tasks.counter_rng import Draw
+from antiphase.tasks.key_value import PairOptions, PairTask
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ are counted apart.
 
 from dataclasses import dataclass
 
-from antiphase.tasks.addressed import Draw
 from antiphase.tasks.base import Examples, Role
+from antiphase.tasks.counter_rng import Draw
 from antiphase.tasks.needle import Needle, NeedleOptions
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from safetensors import safe_open
 
-from antiphase.training.card import final_scores, summary_row
 from antiphase.training.recipe import Recipe, load_recipe
+from antiphase.training.run_card import final_scores, summary_row
 
 # Two-sided 95% quantiles of Student's t by degrees of freedom; the last stands for more, too.
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)

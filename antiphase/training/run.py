@@ -26,18 +26,25 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.utils.logging import disable_progress_bar
 
 from antiphase import __version__
+from antiphase.cpu import cpu_name, guard_bf16
 from antiphase.evaluation import score_answers, score_text
 from antiphase.models import AntiphaseConfig, AntiphaseForCausalLM, preset
-from antiphase.ops.fused_cpu.cpu import cpu_name, guard_bf16
 from antiphase.options import fitted
 from antiphase.tasks import Language, Task, task
 from antiphase.training import checkpoints
-from antiphase.training.card import write_run_card
+from antiphase.training.callbacks import (
+    Evaluations,
+    Metrics,
+    Milestones,
+    Snapshots,
+    Speed,
+    save_whole,
+)
 from antiphase.training.progress import Progress
 from antiphase.training.recipe import Recipe, load_recipe
+from antiphase.training.run_card import write_run_card
 from antiphase.training.stopping import Stop, StoppedError
 from antiphase.training.trainer import RunTrainer, arguments
-from antiphase.training.watch import Evaluations, Metrics, Milestones, Snapshots, Speed, save_whole
 
 RECIPE = "recipe.yaml"
 

@@ -16,16 +16,16 @@ from torch.utils.data import Sampler, SequentialSampler
 from transformers import Trainer, TrainingArguments
 
 from antiphase.training import checkpoints
-from antiphase.training.penalty import noise_ranks
-from antiphase.training.recipe import Recipe
-from antiphase.training.schedule import lr_share
-from antiphase.training.trouble import (
+from antiphase.training.callbacks import Speed, lambdas
+from antiphase.training.divergence import (
     Spikes,
     TroubleError,
     first_layer_not_finite,
     steepest_layer,
 )
-from antiphase.training.watch import Speed, lambdas
+from antiphase.training.rank_penalty import noise_ranks
+from antiphase.training.recipe import Recipe
+from antiphase.training.schedule import lr_share
 
 SPIKES = "spikes.json"  # in a checkpoint
 PATIENCE = 10  # steps in a row that may be skipped

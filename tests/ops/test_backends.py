@@ -71,7 +71,7 @@ def test_native_shapes(cxx, case: Case, dtype: torch.dtype):
 )
 def test_every_bf16_micro_kernel(cxx, monkeypatch, kernel: int, case: Case):
     """The fastest one is picked at run time; the others must be right, too."""
-    name = fused_cpu.call.KERNELS[kernel]
+    name = fused_cpu.abi.KERNELS[kernel]
     if not cxx.rates[name]:
         pytest.skip(f"{name} is not available on this processor")
     monkeypatch.setattr(type(cxx), "bf16_kernel", kernel)

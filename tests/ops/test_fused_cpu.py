@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from antiphase import diff_attention
-from antiphase.benchmarks.measure import peak_extra_bytes
+from antiphase.benchmarks.timing import peak_extra_bytes
 from antiphase.ops import attention, fused_cpu
 from tests.ops.cases import Case, errors, run
 

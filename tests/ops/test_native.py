@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from antiphase.ops.fused_cpu import native
-from antiphase.ops.fused_cpu.call import Call
+from antiphase.ops.fused_cpu.abi import Call
 
 SCENE = """
 import warnings

@@ -24,10 +24,10 @@ from transformers import (
 )
 
 from antiphase import AntiphaseForCausalLM, preset
-from antiphase.lab import capture
+from antiphase.analysis import capture
 from antiphase.pretrained import DexConfig, fold, unchain
 from antiphase.pretrained.dex import DexLambda, operators
-from antiphase.pretrained.heads import head_entropy, head_importance, most
+from antiphase.pretrained.head_selection import head_entropy, head_importance, most
 from antiphase.pretrained.structure import attention_parts, trainable
 from tests.pretrained.small import FAMILIES, SIZES, llama, made, texts
 

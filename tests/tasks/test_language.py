@@ -9,9 +9,9 @@ import pytest
 
 from antiphase.evaluation import recall_hits
 from antiphase.tasks import Language
-from antiphase.tasks.corpus import documents, manifest
-from antiphase.tasks.packed import pack
-from antiphase.tasks.tokenizer import make_tokenizer
+from antiphase.tasks.text.corpus import documents, manifest
+from antiphase.tasks.text.packing import pack
+from antiphase.tasks.text.tokenizer import make_tokenizer
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from antiphase.training import Recipe
-from antiphase.training.watch import TIMED, read_metrics
+from antiphase.training.callbacks import TIMED, read_metrics
 
 SMALL = Recipe(
     model={"hidden_size": 32, "num_hidden_layers": 1},

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from antiphase.training import train
-from antiphase.training.watch import read_metrics
+from antiphase.training.callbacks import read_metrics
 from tests.training.small import SMALL
 
 SHARDED = Path(__file__).with_name("sharded.py")

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from antiphase.training import resume, train
-from antiphase.training.watch import read_metrics
+from antiphase.training.callbacks import read_metrics
 from tests.training.small import SMALL, assert_same_end, unfinished, untimed, weights
 
 

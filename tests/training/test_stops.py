@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from antiphase.training import Recipe, checkpoints, resume, train
-from antiphase.training.watch import read_metrics
+from antiphase.training.callbacks import read_metrics
 from tests.training.small import SMALL, assert_same_end, unfinished
 
 

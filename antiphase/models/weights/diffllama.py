@@ -13,7 +13,7 @@ from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
 
 from antiphase.models.config import AntiphaseConfig
 from antiphase.models.modeling import AntiphaseForCausalLM
-from antiphase.models.weights.order import halves_to_pairs, pairs_to_halves
+from antiphase.models.weights.head_order import halves_to_pairs, pairs_to_halves
 
 SHARED_FIELDS = (
     "vocab_size",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from antiphase.models.config import AntiphaseConfig
 from antiphase.models.modeling import AntiphaseForCausalLM
-from antiphase.models.weights.order import interleaved_to_halves
+from antiphase.models.weights.head_order import interleaved_to_halves
 
 _NAMES = (
     {f"{side}_proj.weight": f"{side}_proj.weight" for side in "qkv"}

@@ -1,4 +1,4 @@
-"""The C++ level: build `csrc/` and prove it on this machine (`call.py` calls it).
+"""The C++ level: build `csrc/` and prove it on this machine (`abi.py` calls it).
 
 The library is built once for a source, PyTorch and instruction set, and lies in the cache folder
 beside a manifest with its checksum. Before first use on a processor it runs in a process of
@@ -26,9 +26,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from antiphase.cache_folder import cache_folder
+from antiphase.cpu import FATAL, ISA_VARIABLE, cpu_key, guard_bf16
 from antiphase.ops.arguments import Arguments
-from antiphase.ops.fused_cpu.call import KERNELS, Call, Library, backward, forward, tile_rate
-from antiphase.ops.fused_cpu.cpu import FATAL, ISA_VARIABLE, cache_folder, cpu_key, guard_bf16
+from antiphase.ops.fused_cpu.abi import KERNELS, Call, Library, backward, forward, tile_rate
 
 SOURCES = Path(__file__).with_name("csrc")
 SWITCH = "ANTIPHASE_NATIVE"
@@ -232,7 +233,7 @@ def _trial_elsewhere(path: Path) -> dict[str, Any]:
     search = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
     try:
         run = subprocess.run(
-            [sys.executable, "-m", "antiphase.ops.fused_cpu.trial", str(path)],
+            [sys.executable, "-m", "antiphase.ops.fused_cpu.self_test", str(path)],
             env={**os.environ, "PYTHONPATH": search},
             capture_output=True,
             text=True,

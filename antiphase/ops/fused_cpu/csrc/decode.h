@@ -3,9 +3,9 @@
 
 #pragma once
 
-#include "call.h"
+#include "abi.h"
 #include "packing.h"
-#include "share.h"
+#include "parallel.h"
 
 namespace antiphase {
 

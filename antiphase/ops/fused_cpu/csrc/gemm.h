@@ -7,7 +7,7 @@
 
 #include <ATen/native/CPUBlas.h>
 
-#include "numbers.h"
+#include "vec.h"
 
 // A BLAS may offer bf16 products with fp32 accumulation; where it does not, the address is null.
 extern "C" __attribute__((weak)) void cblas_gemm_bf16bf16f32(

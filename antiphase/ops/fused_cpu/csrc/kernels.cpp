@@ -5,8 +5,8 @@
 // same parameters: two score products, one (wide) value product. The backward pass recomputes the
 // two maps from the saved row normalisers and needs five products of the same kind.
 //
-// This file is the C interface that Python calls by ctypes. Reading order: numbers.h, gemm.h,
-// packing.h, call.h, share.h, then forward.h, backward.h and decode.h.
+// This file is the C interface that Python calls by ctypes. Reading order: vec.h, gemm.h,
+// packing.h, abi.h, share.h, then forward.h, backward.h and decode.h.
 //
 // Words: N = number type of the tensors; Op = number type of the matrix operands; G = micro-kernel;
 // tile = G::kTile keys; a packed operand is the right side of a product, laid out as its

@@ -1,0 +1,75 @@
+"""The card of a run: what it was, how it ended, and its curve."""
+
+from pathlib import Path
+from typing import Any
+
+from antiphase.training.callbacks import read_metrics
+from antiphase.training.recipe import Recipe
+
+
+def final_scores(folder: Path) -> dict[str, float]:
+    """Return the last held-out scores of a run."""
+    scores: dict[str, float] = {}
+    for line in read_metrics(folder):
+        held_out = {
+            k.removeprefix("held_out_"): v for k, v in line.items() if k.startswith("held_out_")
+        }
+        scores = held_out or scores
+    return scores
+
+
+def write_run_card(folder: Path, recipe: Recipe) -> None:
+    """Write README.md and, where matplotlib is installed, curve.png."""
+    rows = "\n".join(f"| {name} | {value:.4g} |" for name, value in final_scores(folder).items())
+    skipped = sum("skipped" in line for line in read_metrics(folder))
+    note = f"\n**{skipped} steps were skipped** (`why` in metrics.jsonl).\n" if skipped else ""
+    settings = "\n".join(f"| {name} | `{value}` |" for name, value in recipe.as_dict().items())
+    picture = (
+        "\n![curve](curve.png)\n"
+        if draw_curves({folder.name: folder}, folder / "curve.png")
+        else ""
+    )
+    (folder / "README.md").write_text(
+        f"# {recipe.task}, {recipe.attention}, seed {recipe.seed}\n\n"
+        f"Held-out scores at step {recipe.steps}:\n\n| score | value |\n|---|---|\n{rows}\n"
+        f"{note}{picture}\nMade by `antiphase train` from `recipe.yaml`, on what "
+        f"`environment.json` says:\n\n| field | value |\n|---|---|\n{settings}\n",
+        encoding="utf-8",
+    )
+
+
+def draw_curves(runs: dict[str, Path], picture: Path) -> bool:
+    """Draw the loss, and the held-out accuracy where there is one, of runs by name."""
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    lines = {name: read_metrics(folder) for name, folder in runs.items()}
+    tested = any("held_out_accuracy" in line for found in lines.values() for line in found)
+    keys = {"loss": "training loss", "held_out_loss": "held-out loss"}
+    if tested:
+        keys = {"loss": "training loss", "held_out_accuracy": "held-out accuracy"}
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for axis, (key, title) in zip(axes, keys.items(), strict=True):
+        for name, found in lines.items():
+            points = [(line["step"], line[key]) for line in found if key in line]
+            if points:
+                axis.plot(*zip(*points, strict=True), label=name, linewidth=1.4)
+        axis.set(xlabel="step", title=title)
+        axis.grid(alpha=0.25)
+    if len(runs) > 1:
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
+    figure.savefig(picture, dpi=120)
+    plt.close(figure)
+    return True
+
+
+def summary_row(folder: Path) -> dict[str, Any]:
+    """Return the last scores and the median speed of a run, for a table."""
+    rates = sorted(m["tokens_per_second"] for m in read_metrics(folder) if "tokens_per_second" in m)
+    speed = rates[len(rates) // 2] if rates else float("nan")
+    return final_scores(folder) | {"tokens_per_second": speed}
