@@ -1,7 +1,6 @@
 """What is to be analysed: a model, and texts for it, from what a user names."""
 
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 from antiphase.analysis.analyze import text_truth
 from antiphase.analysis.ground_truth import Truth, truth_of
 from antiphase.models import AntiphaseForCausalLM
-from antiphase.models.gguf import NAME as SMOLLM2
-from antiphase.models.gguf import smollm2
+from antiphase.models.locate import locate_model
 from antiphase.tasks import task as task_of
 from antiphase.tasks.text.corpus import documents
 from antiphase.training import load_recipe
@@ -32,39 +30,27 @@ class Subject:
     truth: Truth
 
 
-def shipped() -> dict[str, Path]:
-    """Return the models that come with the package, by name."""
-    root = Path(str(resources.files("antiphase.analysis") / "shipped"))
-    folders = sorted(root.iterdir()) if root.is_dir() else []
-    return {folder.name: folder for folder in folders if (folder / "config.json").is_file()}
-
-
 def subject(
     name: str, *, text: list[str] | None, task: str | None, texts: int, length: int | None
 ) -> Subject:
     """Return a model by a shipped name, a run, a folder or a hub's name, with texts to read."""
-    folder = smollm2() if name == SMOLLM2 else shipped().get(name, Path(name))
+    folder = Path(locate_model(name))
     recipe = next(
         (p for p in (folder / "recipe.yaml", folder.parent / "recipe.yaml") if p.is_file()), None
     )
     disable_progress_bar()
-    place = folder / "model" if (folder / "model" / "config.json").is_file() else folder
     try:
-        model = AutoModelForCausalLM.from_pretrained(place if place.exists() else name).eval()
+        model = AutoModelForCausalLM.from_pretrained(folder).eval()
     except (OSError, ValueError) as error:
-        known = ", ".join([*shipped(), SMOLLM2])
-        raise ValueError(
-            f"{name}: is no model by name ({known}), run, folder of a model or hub name ({error})"
-        ) from error
+        raise ValueError(f"{name}: cannot be loaded as a causal model ({error})") from error
     if text is not None or not (recipe or isinstance(model, AntiphaseForCausalLM)):
-        where = place if place.exists() else name
-        ids = _read(where, text or ["stdlib"], texts, length or 512)
+        ids = _read(folder, text or ["stdlib"], texts, length or 512)
         return Subject(name, model, ids, text_truth(ids, ROWS))
     kind, options = task or "needle", {}
     if recipe is not None:
         made = load_recipe(str(recipe))
         if made.task == "language":
-            ids = _read(place, text or ["stdlib"], texts, length or 256)
+            ids = _read(folder, text or ["stdlib"], texts, length or 256)
             return Subject(name, model, ids, text_truth(ids, ROWS))
         if task in (None, made.task):
             kind, options = made.task, dict(made.task_options)
@@ -79,7 +65,7 @@ def subject(
     return Subject(name, model, torch.from_numpy(examples.tokens), truth_of(examples))
 
 
-def _read(place: Path | str, sources: list[str], texts: int, length: int) -> Tensor:
+def _read(place: Path, sources: list[str], texts: int, length: int) -> Tensor:
     """Return pieces of real text, as the model's own tokenizer reads it."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(place)

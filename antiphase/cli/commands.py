@@ -223,11 +223,12 @@ def analyze(
     from antiphase.analysis.analyze import analyze as measure
     from antiphase.analysis.plots import draw
     from antiphase.analysis.tables import tables
-    from antiphase.analysis.targets import shipped, subject
+    from antiphase.analysis.targets import subject
+    from antiphase.models.locate import shipped_models
 
     if texts < 1 or (length is not None and length < 8):
         fail(f"--texts {texts}, --length {length}: expected at least 1, and 8")
-    for name in [model] if model else list(shipped()):
+    for name in [model] if model else list(shipped_models()):
         with console.status(f"looking into {name}"):
             seen = subject(name, text=text, task=task, texts=texts, length=length)
             found = measure(seen.model, seen.ids, seen.truth)

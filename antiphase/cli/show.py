@@ -1,14 +1,12 @@
 """Tables of what a configuration costs, for `antiphase show`."""
 
-import json
-from pathlib import Path
-
 import torch
 from rich import box
 from rich.table import Table
 
 from antiphase.attention import MECHANISMS
 from antiphase.models import PRESETS, AntiphaseConfig, preset
+from antiphase.models.locate import locate_model
 from antiphase.models.summary import Summary, summarise
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -18,18 +16,16 @@ def configuration(target: str, attention: str | None) -> AntiphaseConfig:
     """Return the configuration of a preset, or of a saved model (a folder or a hub's name)."""
     if target in PRESETS:
         return preset(target, attention or "diff_v2")
-    if not Path(target).is_dir():
-        raise ValueError(
-            f"{target}: is neither a folder nor a preset; presets are {', '.join(PRESETS)}"
-        )
-    if not (Path(target) / "config.json").is_file():
-        raise ValueError(f"{target}: no config.json in it; give the folder of a saved model")
-    kind = json.loads((Path(target) / "config.json").read_text(encoding="utf-8")).get("model_type")
+    try:
+        place = locate_model(target)
+    except ValueError as error:
+        raise ValueError(f"{error}; presets are {', '.join(PRESETS)}") from error
+    kind = AntiphaseConfig.get_config_dict(place)[0].get("model_type")
     if kind != "antiphase":
         raise ValueError(
             f"{target}: is a {kind!r} model; show knows 'antiphase' models and presets"
         )
-    config = AntiphaseConfig.from_pretrained(target)
+    config = AntiphaseConfig.from_pretrained(place)
     return config if attention is None else with_attention(config, attention)
 
 

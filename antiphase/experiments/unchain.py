@@ -36,7 +36,7 @@ from antiphase.cpu import guard_bf16
 from antiphase.experiments.engine import alone
 from antiphase.experiments.unchain_card import write_unchain_card
 from antiphase.models.gguf import NAME as SMOLLM2
-from antiphase.models.gguf import smollm2
+from antiphase.models.locate import locate_model
 from antiphase.options import fitted
 from antiphase.pretrained.dex import DexConfig, operators, set_step
 from antiphase.pretrained.methods import METHODS, check, parameters, prepare
@@ -142,14 +142,13 @@ class Base:
 def load_base(name: str) -> Base:
     """Return a model by the word smollm2, from a folder or by a hub name."""
     disable_progress_bar()
-    place = str(smollm2()) if name == SMOLLM2 else name
+    place = locate_model(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(place)
         model = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ValueError(
-            f"{name}: is neither {SMOLLM2!r}, nor a folder or hub name of a causal model with a "
-            f"tokenizer ({error})"
+            f"{name}: cannot be loaded as a causal model with a tokenizer ({error})"
         ) from error
     words = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > words:

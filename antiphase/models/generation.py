@@ -1,12 +1,12 @@
 """Text from a saved model, as it is made: what `antiphase generate` does."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer
 
 from antiphase.cpu import guard_bf16
+from antiphase.models.locate import locate_model
 
 
 def generate_text(
@@ -20,8 +20,7 @@ def generate_text(
     attn_implementation: str | None = None,
 ) -> str:
     """Print a continuation while it is made, and return it. Temperature 0 takes the likeliest."""
-    if Path(model).exists() and not (Path(model) / "config.json").is_file():
-        raise ValueError(f"{model}: no config.json in it; give the folder of a saved model")
+    model = locate_model(model)
     guard_bf16()
     chosen = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
     net = AutoModelForCausalLM.from_pretrained(model, **chosen).eval()

@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 from antiphase.analysis.analyze import analyze, text_truth
 from antiphase.analysis.metrics.flow import logit_change
 from antiphase.analysis.plots import draw
-from antiphase.analysis.targets import shipped, subject
+from antiphase.analysis.targets import subject
 from antiphase.cli import app
 from antiphase.evaluation import score_answers
+from antiphase.models.locate import shipped_models
 from antiphase.tasks import task as task_of
 from antiphase.tasks.text.tokenizer import make_tokenizer
 from antiphase.training import load_recipe, train
@@ -83,7 +84,7 @@ def test_a_text_without_answers_has_none():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("nowhere", {}, "nowhere: is no model by name"),
+        ("nowhere", {}, "nowhere: is not on this machine"),
         ("foreign", {"text": ["nothing/*.txt"]}, "is no file, folder or glob"),
         ("run", {"task": "recall"}, "has a vocabulary of 42, the task recall uses"),
         ("run", {"text": ["stdlib"]}, "has no tokenizer to read a text with"),
@@ -106,7 +107,7 @@ def test_the_command_prints_and_writes(run, tmp_path):
 
 
 def test_the_shipped_models_can_do_their_task():
-    found = shipped()
+    found = shipped_models()
     assert set(found) == {"standard", "diff_v1", "diff_v2"}
     size = sum(p.stat().st_size for folder in found.values() for p in folder.iterdir())
     assert size < 6e6
