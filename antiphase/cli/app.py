@@ -33,7 +33,7 @@ def show(
     every: Annotated[bool, typer.Option("--every", help="all mechanisms of this shape")] = False,
 ) -> None:
     """Say what a model costs: heads, parameters, cache bytes and FLOPs a token."""
-    from antiphase.cli import show as tables
+    from antiphase.models import cost_table as tables
 
     if dtype not in tables.DTYPES:
         fail(f"--dtype: got {dtype!r}, allowed are {', '.join(tables.DTYPES)}")
