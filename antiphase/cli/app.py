@@ -91,7 +91,7 @@ def task(
 ) -> None:
     """Look at examples of a task, in colours."""
     from antiphase.tasks import task as find
-    from antiphase.tasks.render import coloured, legend
+    from antiphase.tasks.render import render_examples, render_legend
     from antiphase.training.recipe import parse_setting
 
     options = dict(parse_setting(text) for text in setting or [])
@@ -106,9 +106,9 @@ def task(
     made = find(name)(split=split, size=show, seed=seed, **options)
     console.print(made.options)
     console.print(f"{made.vocab_size} words; a guess is right {made.chance:.1%} of the time")
-    for line in coloured(made, show):
+    for line in render_examples(made, show):
         console.print(line)
-    console.print(legend())
+    console.print(render_legend())
 
 
 @app.command()

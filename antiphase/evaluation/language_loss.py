@@ -1,7 +1,7 @@
-"""Loss on real text, apart for what the context has said before and for the rest.
+"""Loss on text, in total and separately for tokens that the context has already shown.
 
-A token is an associative-recall hit if the n-gram that it closes stood earlier in the same text: it
-could have been looked up. Differential attention is said to gain there most.
+A token is an associative-recall hit if the n-gram that it completes occurred earlier in the same
+sequence: it could have been copied. Differential attention is claimed to gain most there.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
 
-from antiphase.tasks.counter_rng import mix
+from antiphase.tasks.counter_rng import splitmix64
 from antiphase.tasks.language import Language
 
 
@@ -18,7 +18,20 @@ from antiphase.tasks.language import Language
 def score_text(
     model: nn.Module, task: Language, examples: int = 64, batch: int = 8, ngram: int = 4
 ) -> dict[str, float]:
-    """Return the loss a token, its perplexity, and the loss on recall hits and on the rest."""
+    """Score a causal language model on text.
+
+    Args:
+        model: called with `input_ids` [B, T]; its output has `logits` [B, T, V].
+        task: the text, usually its validation or test split.
+        examples: number of sequences, at most the size of the task.
+        batch: number of sequences per forward pass.
+        ngram: length of the n-grams that make a recall hit.
+
+    Returns:
+        `loss` per token in nats, `perplexity`, `recall_loss` on recall hits, `other_loss` on all
+        other tokens, and `recall_fraction` of tokens that are hits.
+
+    """
     training = model.training
     model.eval()
     device = next(model.parameters()).device
@@ -32,29 +45,39 @@ def score_text(
         losses.append(loss.cpu().numpy())
         hits.append(recall_hits(tokens, ngram)[:, 1:].ravel())
     model.train(training)
-    each, hit = np.concatenate(losses), np.concatenate(hits)
+    per_token, hit = np.concatenate(losses), np.concatenate(hits)
+    mean = per_token.mean()
     return {
-        "loss": float(each.mean()),
-        "perplexity": float(np.exp(np.minimum(each.mean(), 700.0))),
-        "recall_loss": float(each[hit].mean()) if hit.any() else float("nan"),
-        "other_loss": float(each[~hit].mean()) if (~hit).any() else float("nan"),
-        "recall_share": float(hit.mean()),
+        "loss": float(mean),
+        "perplexity": float(np.exp(np.minimum(mean, 700.0))),  # larger ones overflow
+        "recall_loss": float(per_token[hit].mean()) if hit.any() else float("nan"),
+        "other_loss": float(per_token[~hit].mean()) if (~hit).any() else float("nan"),
+        "recall_fraction": float(hit.mean()),
     }
 
 
 def recall_hits(tokens: NDArray[np.int64], ngram: int) -> NDArray[np.bool_]:
-    """Return where a token closes an n-gram that stood earlier in its text, [B, T]."""
+    """Find the tokens that complete an n-gram which occurred earlier in their sequence.
+
+    Args:
+        tokens: token ids, [B, T].
+        ngram: length of the n-grams, at least 1.
+
+    Returns:
+        True at the hits, [B, T].
+
+    """
     if ngram < 1:
         raise ValueError(f"ngram: got {ngram}, expected at least 1")
     hits = np.zeros(tokens.shape, dtype=bool)
     if tokens.shape[1] <= ngram:
         return hits
-    grams = np.zeros((tokens.shape[0], tokens.shape[1] - ngram + 1), dtype=np.uint64)
+    hashes = np.zeros((tokens.shape[0], tokens.shape[1] - ngram + 1), dtype=np.uint64)
     for k in range(ngram):
-        piece = tokens[:, k : k + grams.shape[1]].astype(np.uint64)
+        shifted = tokens[:, k : k + hashes.shape[1]].astype(np.uint64)
         with np.errstate(over="ignore"):
-            grams = mix(grams * np.uint64(31) + piece + np.uint64(1))
-    for row, words in enumerate(grams):
-        _, first, inverse = np.unique(words, return_index=True, return_inverse=True)
-        hits[row, ngram - 1 :] = first[inverse.ravel()] < np.arange(len(words))
+            hashes = splitmix64(hashes * np.uint64(31) + shifted + np.uint64(1))
+    for row, row_hashes in enumerate(hashes):
+        _, first, inverse = np.unique(row_hashes, return_index=True, return_inverse=True)
+        hits[row, ngram - 1 :] = first[inverse.ravel()] < np.arange(len(row_hashes))
     return hits
