@@ -1,4 +1,4 @@
-"""The `antiphase` command."""
+"""The `antiphase` command: one file per command, assembled in `app`."""
 
 from antiphase.cli.app import app, main
 
