@@ -49,7 +49,7 @@ def _global_options(
         typer.Option("--debug", envvar="ANTIPHASE_DEBUG", help="show the traceback of an error"),
     ] = False,
 ) -> None:
-    """Take the options that stand before the command; `CommandGroup` reads `debug`."""
+    """Take the options that come before the command; `CommandGroup` reads `debug`."""
 
 
 app.command()(show)

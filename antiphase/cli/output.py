@@ -1,28 +1,23 @@
-"""What commands print: results on stdout, progress on stderr; tables that fit the terminal.
+"""What commands print: results on stdout, progress on stderr, or JSON alone.
 
-A table that is too wide is wrapped where it has text, then split into blocks of columns. Digits are
-never cut off. Without a terminal there is no limit to the width, unless COLUMNS sets one.
+Without a terminal there is no limit to the width of a table, unless COLUMNS sets one.
 """
 
-import copy
 import dataclasses
 import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
-from rich.cells import cell_len
 from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
-UNLIMITED = 100_000  # columns
-READABLE = 24  # a column of text is not wrapped to less than this
+from antiphase.cli.table_layout import UNLIMITED, fit, part_of
 
 
 class Output:
@@ -106,83 +101,8 @@ def records(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[dict[
     return [dict(zip((c or "name" for c in columns), row, strict=True)) for row in rows]
 
 
-def fit(table: Table, console: Console) -> Iterator[Table]:
-    """Yield a table, or blocks of its columns that repeat the first column and fit the console."""
-    if _natural_width(table, console) <= console.width or len(table.columns) < 2:
-        yield table
-        return
-    first, *others = table.columns
-    blocks: list[list[Column]] = []
-    for column in others:
-        if blocks and _narrowest_width(table, [first, *blocks[-1], column], console) <= (
-            console.width
-        ):
-            blocks[-1].append(column)
-        else:
-            blocks.append([column])
-    for number, block in enumerate(blocks):
-        part = _part(table, [first, *block])
-        part.title = table.title if number == 0 else None
-        part.caption = table.caption if number == len(blocks) - 1 else None
-        _wrap(part, console)
-        yield part
-
-
-def _wrap(table: Table, console: Console) -> None:
-    """Give each column its narrowest width, and columns of text what is left over."""
-    left = console.width - _narrowest_width(table, table.columns, console)
-    for column in table.columns:
-        narrow, natural = _narrowest(column), _natural(column)
-        extra = max(0, min(left, natural - narrow))
-        column.width, column.no_wrap, column.overflow = narrow + extra, False, "fold"
-        left -= extra
-
-
-def _narrowest_width(table: Table, columns: Sequence[Column], console: Console) -> int:
-    part = _part(table, columns)
-    for column in part.columns:
-        column.width = _narrowest(column)
-    return _natural_width(part, console)
-
-
-def _natural_width(table: Table, console: Console) -> int:
-    return Measurement.get(console, console.options.update(max_width=UNLIMITED), table).maximum
-
-
-def _narrowest(column: Column) -> int:
-    """Return the width that a column needs: numbers are not wrapped, text is, between words."""
-    natural = _natural(column)
-    if column.justify == "right" or column.no_wrap:
-        return natural
-    longest_word = max(
-        (cell_len(word) for cell in _cells(column) for word in cell.split()), default=1
-    )
-    return max(longest_word, min(natural, READABLE))
-
-
-def _natural(column: Column) -> int:
-    lines = (line for cell in _cells(column) for line in cell.splitlines())
-    return max((cell_len(line) for line in lines), default=1) or 1
-
-
-def _cells(column: Column) -> list[str]:
-    return [_text(cell) for cell in (column.header, *column.cells)]
-
-
-def _text(cell: Any) -> str:
-    return cell.plain if isinstance(cell, Text) else Text.from_markup(str(cell)).plain
-
-
-def _part(table: Table, columns: Sequence[Column]) -> Table:
-    part = copy.copy(table)
-    part.columns = [copy.copy(column) for column in columns]
-    for index, column in enumerate(part.columns):
-        column._index = index
-    return part
-
-
 def _undecorated(table: Table) -> Table:
-    plain = _part(table, table.columns)
+    plain = part_of(table, dict.fromkeys(range(len(table.columns))))
     plain.title = plain.caption = plain.box = None
     plain.padding, plain.pad_edge = (0, 1), False
     return plain

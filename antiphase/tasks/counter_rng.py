@@ -29,6 +29,8 @@ def splitmix64(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
 class CounterRNG:
     """The random numbers of a batch of examples: one stream per name, one row per example.
 
+    The name of a stream is part of its seed: a renamed stream changes every example.
+
     Args:
         key: what tells this dataset from others, from `hash_key`.
         indices: the examples' indices, [B].

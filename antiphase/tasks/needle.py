@@ -3,7 +3,7 @@
     <bos> f3 f1  key2 val7  f0 f9  decoy5 val1  f4 f4  ..  key2 val7
                  needle            distractor              query, target
 
-A sequence is a row of two-token slots. N needles (key, value) stand at random slots, or the queried
+A sequence is a row of two-token slots. N needles (key, value) are placed at random, or the queried
 one at a chosen depth. Of the other slots, a fraction `noise` holds distractors: pairs of the same
 form with other keys. The rest is filler. R needles are queried at the end. With `repeats`, needles
 occur again within the haystack, and every repetition is a query, too: many more targets per

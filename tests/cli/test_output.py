@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from antiphase.cli import doctor
-from antiphase.cli.output import Output, fit, records
+from antiphase.cli.output import Output, records
+from antiphase.cli.table_layout import fit
 from tests.cli.runner import invoke
 
 
@@ -38,9 +39,25 @@ def numeric(columns: int, rows: int = 3) -> tuple[Table, list[str]]:
 def test_no_digit_is_lost_at_any_width(columns, width):
     table, cells = numeric(columns)
     text = printed(table, width)
-    assert all(cell in text for cell in cells)
+    for cell in cells:
+        mean, interval = cell.split(" ± ")
+        assert text.count(mean) == 1
+        assert f"± {interval}" in text
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= width
+
+
+def test_intervals_move_below_their_mean_where_that_saves_a_block():
+    table = Table("claim", "predicts")
+    table.add_column("measured", justify="right")
+    table.add_column("verdict")
+    table.add_row("1", "loss, dex minus kvo-only", "-8.48e-05 [-0.000356, 0.000157]", "supported")
+    table.add_row("2", "needles found", "0 [0, 0]", "undecided")
+    text = printed(table, 72)
+    assert text.count("predicts") == text.count("verdict") == 1
+    assert "-8.48e-05 [" not in text
+    assert "[-0.000356, 0.000157]" in text
+    assert "-8.48e-05 [-0.000356, 0.000157]" in printed(table, 200)
 
 
 def test_blocks_repeat_the_first_column_and_the_title_once():
@@ -65,6 +82,12 @@ def test_a_word_wider_than_the_terminal_is_folded():
     table = Table("name", "path")
     table.add_row("cache", "/" + "x" * 100)
     assert printed(table, 40).count("x") == 100
+
+
+def test_a_table_without_rows_is_its_heading():
+    table, _ = numeric(6, rows=0)
+    text = printed(table, 60)
+    assert all(f"column_{i}" in text for i in range(6))
 
 
 def test_styles_and_sections_survive_the_split():

@@ -29,22 +29,22 @@ class Oracle(nn.Module):
 
 @pytest.mark.parametrize("name", ["needle", "recall", "many_shot", "arithmetic"])
 def test_an_oracle_is_always_right_and_a_wrong_model_never(name):
-    made = task(name)(split="validation", size=64)
-    scores = score_answers(Oracle(made.vocab_size, 1.0), made)
+    dataset = task(name)(split="validation", size=64)
+    scores = score_answers(Oracle(dataset.vocab_size, 1.0), dataset)
     assert (scores["accuracy"], scores["last_accuracy"], scores["sequence_accuracy"]) == (1, 1, 1)
     assert scores["loss"] < 1e-3
-    scores = score_answers(Oracle(made.vocab_size, 0.0), made)
+    scores = score_answers(Oracle(dataset.vocab_size, 0.0), dataset)
     assert (scores["accuracy"], scores["sequence_accuracy"]) == (0, 0)
     assert scores["loss"] == pytest.approx(20.0, abs=0.1)
 
 
 def test_refusals_are_scored_separately():
-    made = task("unanswerable")(split="validation", size=200)
-    right = score_answers(Oracle(made.vocab_size, 1.0), made)
+    dataset = task("unanswerable")(split="validation", size=200)
+    right = score_answers(Oracle(dataset.vocab_size, 1.0), dataset)
     assert (right["wrong_when_absent"], right["refused_when_present"]) == (0, 0)
-    meek = score_answers(Oracle(made.vocab_size, 0.0, wrong=made.refusal), made)
+    meek = score_answers(Oracle(dataset.vocab_size, 0.0, wrong=dataset.refusal), dataset)
     assert (meek["wrong_when_absent"], meek["refused_when_present"]) == (0, 1)
-    bold = score_answers(Oracle(made.vocab_size, 0.0, wrong=made.first_value), made)
+    bold = score_answers(Oracle(dataset.vocab_size, 0.0, wrong=dataset.first_value), dataset)
     assert (bold["wrong_when_absent"], bold["refused_when_present"]) == (1, 0)
 
 

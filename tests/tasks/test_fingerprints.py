@@ -46,12 +46,12 @@ def fingerprint(batches: list[Examples]) -> str:
 
 def of_task(name: str, **options: object) -> str:
     """Return the fingerprint of 50 examples of each split and of two seeds."""
-    made = [
+    batches = [
         task(name)(split=split, seed=seed, **options).examples(range(50))
         for split in ("train", "validation", "test")
         for seed in (0, 7)
     ]
-    return fingerprint(made)
+    return fingerprint(batches)
 
 
 def test_every_task_is_pinned():
@@ -83,12 +83,12 @@ def corpus(tmp_path: Path, monkeypatch) -> Path:
 
 
 def test_the_sequences_of_a_corpus_and_its_cache_key_never_change(corpus):
-    made = [
+    batches = [
         Language(split=split, seed=seed, text=str(corpus), length=32).examples(range(40))
         for split in ("train", "validation", "test")
         for seed in (0, 7)
     ]
-    assert fingerprint(made) == "5f2d5a5520d14c38"
+    assert fingerprint(batches) == "5f2d5a5520d14c38"
     assert pack([str(corpus)], "bytes").folder.name == "c18f5c20d2def849"
     assert pack([str(corpus)], "bpe:300").folder.name == "1294b8c64c521e4e"
 

@@ -34,8 +34,8 @@ def test_every_document_is_in_one_split(folder):
     }
     tokenizer = language["train"].packed.tokenizer()
     seen = {}
-    for split, made in language.items():
-        text = tokenizer.decode(np.array(made.packed.tokens(split), dtype=np.int64))
+    for split, dataset in language.items():
+        text = tokenizer.decode(np.array(dataset.packed.tokens(split), dtype=np.int64))
         seen[split] = {d.name for d in documents([str(folder)]) if f"{d.text}<|end|>" in text}
     assert sum(map(len, seen.values())) == 120
     assert len(set().union(*seen.values())) == 120
@@ -43,14 +43,16 @@ def test_every_document_is_in_one_split(folder):
 
 
 def test_an_epoch_has_every_sequence_once_in_the_order_of_its_seed(folder):
-    made = Language(text=str(folder), length=32, size=10_000)
+    dataset = Language(text=str(folder), length=32, size=10_000)
     epochs = [
-        made.examples(range(k * made.num_sequences, (k + 1) * made.num_sequences)).tokens
+        dataset.examples(range(k * dataset.num_sequences, (k + 1) * dataset.num_sequences)).tokens
         for k in (0, 1)
     ]
     assert np.array_equal(np.sort(epochs[0], 0), np.sort(epochs[1], 0))
     assert not np.array_equal(*epochs)
-    again = Language(text=str(folder), length=32, size=10_000).examples([made.num_sequences + 3, 5])
+    again = Language(text=str(folder), length=32, size=10_000).examples(
+        [dataset.num_sequences + 3, 5]
+    )
     assert np.array_equal(again.tokens, np.stack([epochs[1][3], epochs[0][5]]))
     other = Language(text=str(folder), length=32, seed=1).examples(range(5))
     assert not np.array_equal(other.tokens, epochs[0][:5])
@@ -97,9 +99,9 @@ def test_a_cache_without_a_manifest_is_packed_again(folder):
 
 
 def test_iteration_ends_at_the_size(folder):
-    made = Language(text=str(folder), length=32, size=3)
-    assert len(list(made)) == 3
-    assert set(made[0]) == {"input_ids", "labels", "roles", "needle"}
+    dataset = Language(text=str(folder), length=32, size=3)
+    assert len(list(dataset)) == 3
+    assert set(dataset[0]) == {"input_ids", "labels", "roles", "needle"}
 
 
 def test_the_manifest_describes_the_corpus(folder):

@@ -25,8 +25,8 @@ def same(a, b):
 @settings(deadline=None, max_examples=20)
 @given(indices=st.lists(st.integers(0, 999), min_size=1, max_size=8), seed=st.integers(0, 3))
 def test_an_example_depends_on_its_index_alone(name, indices, seed):
-    made = task(name)(seed=seed)
-    together = made.examples(indices)
+    dataset = task(name)(seed=seed)
+    together = dataset.examples(indices)
     for row, index in enumerate(indices):
         alone = task(name)(seed=seed, size=2000).examples([index])
         assert all(np.array_equal(getattr(together, f)[row], getattr(alone, f)[0]) for f in FIELDS)
@@ -58,31 +58,31 @@ def test_splits_are_disjoint_even_where_sequences_are_few(name):
 
 @each
 def test_ground_truth_is_correct(name):
-    made = task(name)(size=200)
-    e = made.examples(range(200))
-    assert e.tokens.shape == (200, made.length)
-    assert e.tokens.max() < made.vocab_size
-    assert (e.roles[:, 0] == Role.SINK).all()
-    asked = e.labels != IGNORED
-    assert (asked == (e.roles == Role.TARGET)).all()
-    assert (e.labels[asked] == e.tokens[asked]).all()
-    assert asked.any(axis=1).all()
+    dataset = task(name)(size=200)
+    batch = dataset.examples(range(200))
+    assert batch.tokens.shape == (200, dataset.length)
+    assert batch.tokens.max() < dataset.vocab_size
+    assert (batch.roles[:, 0] == Role.SINK).all()
+    is_target = batch.labels != IGNORED
+    assert (is_target == (batch.roles == Role.TARGET)).all()
+    assert (batch.labels[is_target] == batch.tokens[is_target]).all()
+    assert is_target.any(axis=1).all()
     if name == "arithmetic":
         return
-    refusal = getattr(made, "refusal", -1)
-    for row, column in zip(*np.nonzero(asked), strict=True):
-        if e.tokens[row, column] == refusal:
-            assert e.needle[row, column] == -1
+    refusal = getattr(dataset, "refusal", -1)
+    for row, column in zip(*np.nonzero(is_target), strict=True):
+        if batch.tokens[row, column] == refusal:
+            assert batch.needle[row, column] == -1
             continue
-        mine = (e.needle[row] == e.needle[row, column]) & (e.roles[row] == Role.ANSWER)
+        mine = (batch.needle[row] == batch.needle[row, column]) & (batch.roles[row] == Role.ANSWER)
         assert mine[:column].any()  # the answer occurred earlier
-        assert (e.tokens[row][mine] == e.tokens[row, column]).all()
+        assert (batch.tokens[row][mine] == batch.tokens[row, column]).all()
 
 
 def test_arithmetic_answers_are_computed_by_hand():
-    made = task("arithmetic")(length=80, steps=4, others=2, size=50)
-    for tokens in made.examples(range(50)).tokens:
-        strings = [made.id_to_token[t] for t in tokens if t > 1]
+    dataset = task("arithmetic")(length=80, steps=4, others=2, size=50)
+    for tokens in dataset.examples(range(50)).tokens:
+        strings = [dataset.id_to_token[t] for t in tokens if t > 1]
         values = {}
         text = " ".join(strings)
         *statements, question = text.split(" ; ")
@@ -95,23 +95,23 @@ def test_arithmetic_answers_are_computed_by_hand():
 
 
 def test_noise_depth_and_repeats_do_what_they_promise():
-    made = task("needle")(length=201, needles=5, queried=2, noise=0.25, depth=0.5, size=40)
-    e = made.examples(range(40))
-    slots = made.options.slots
-    assert ((e.roles == Role.NOISE).sum(1) == 2 * round(0.25 * (slots - 5))).all()
-    key = np.argmax((e.roles == Role.KEY) & (e.needle == e.needle[:, -4:-3]), axis=1)
+    dataset = task("needle")(length=201, needles=5, queried=2, noise=0.25, depth=0.5, size=40)
+    batch = dataset.examples(range(40))
+    slots = dataset.options.slots
+    assert ((batch.roles == Role.NOISE).sum(1) == 2 * round(0.25 * (slots - 5))).all()
+    key = np.argmax((batch.roles == Role.KEY) & (batch.needle == batch.needle[:, -4:-3]), axis=1)
     assert (np.abs(key / 201 - 0.5) < 0.02).all()  # the needle that is queried first
     again = task("needle")(length=64, needles=3, keys=8, repeats=4, size=40).examples(range(40))
     assert ((again.roles == Role.TARGET).sum(1) == 3 * 4 + 1).all()
     assert ((again.roles == Role.KEY).sum(1) == 3).all()
     for near in (0.0, 0.5, 1.0):
-        made = task("needle")(near=near, noise=1.0, size=40)
-        e = made.examples(range(40))
-        keys = e.tokens[e.roles == Role.NOISE][::2]
-        fraction = np.isin(keys, range(made.first_key, made.first_value)).mean()
+        dataset = task("needle")(near=near, noise=1.0, size=40)
+        batch = dataset.examples(range(40))
+        keys = batch.tokens[batch.roles == Role.NOISE][::2]
+        fraction = np.isin(keys, range(dataset.first_key, dataset.first_value)).mean()
         assert fraction == near if near in (0, 1) else abs(fraction - near) < 0.05
-        queried = e.tokens[:, -2:-1]
-        noise = np.where(e.roles == Role.NOISE, e.tokens, -1)
+        queried = batch.tokens[:, -2:-1]
+        noise = np.where(batch.roles == Role.NOISE, batch.tokens, -1)
         assert (noise != queried).all()  # no distractor has the queried key
 
 
@@ -122,11 +122,11 @@ def test_equal_options_of_other_types_give_equal_examples():
 
 @pytest.mark.parametrize("options", [{}, {"near": 1.0, "noise": 1.0, "keys": 6}])
 def test_absent_keys_are_absent(options):
-    made = task("unanswerable")(size=300, absent=0.4, **options)
-    e = made.examples(range(300))
-    refused = e.tokens[:, -1] == made.refusal
+    dataset = task("unanswerable")(size=300, absent=0.4, **options)
+    batch = dataset.examples(range(300))
+    refused = batch.tokens[:, -1] == dataset.refusal
     assert 0.3 < refused.mean() < 0.5
-    for tokens, none in zip(e.tokens, refused, strict=True):
+    for tokens, none in zip(batch.tokens, refused, strict=True):
         assert (tokens[-2] in tokens[:-2]) != none
 
 
@@ -140,12 +140,12 @@ def test_order_permutes_the_same_shots():
 
 @each
 def test_a_dataloader_gives_batches(name):
-    made = task(name)(size=10)
-    batches = list(DataLoader(made, batch_size=4))
+    dataset = task(name)(size=10)
+    batches = list(DataLoader(dataset, batch_size=4))
     assert [len(b["input_ids"]) for b in batches] == [4, 4, 2]
-    assert torch.equal(batches[1]["input_ids"][1], made[5]["input_ids"])
+    assert torch.equal(batches[1]["input_ids"][1], dataset[5]["input_ids"])
     with pytest.raises(IndexError, match="has 10 examples, got index 10"):
-        made[10]
+        dataset[10]
 
 
 @pytest.mark.parametrize(
@@ -191,9 +191,9 @@ def test_unknown_tasks_and_too_few_sequences_raise():
         "depth": 0.0,
         "noise": 0,
     }
-    made = [task("needle")(split=split, **two) for split in ("train", "validation", "test")]
+    dataset = [task("needle")(split=split, **two) for split in ("train", "validation", "test")]
     failing = []
-    for one in made:  # two sequences cannot fill three splits
+    for one in dataset:  # two sequences cannot fill three splits
         with contextlib.suppress(ValueError):
             one.examples(range(5))
             continue

@@ -47,7 +47,7 @@ def test_a_question_points_at_its_words(kind, template, pairs, single, i, needle
     assert (template is None) == ("Question:" in q.text)
 
 
-def test_depth_is_where_the_needle_stands(single):
+def test_depth_is_the_position_of_the_needle(single):
     task = WordNeedles(single, length=1500, needles=1)
     places = [task.question(i).relevant[0] for i in range(len(DEPTHS))]
     assert places == sorted(places)

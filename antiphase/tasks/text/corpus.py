@@ -1,7 +1,7 @@
 """Sources of text: files, globs, folders, a `datasets` name, or Python's standard library.
 
 Documents come in a fixed order, each with its name, so that the same sources give the same corpus.
-Its hash and counts are in the manifest of everything that is made from it.
+Its hash and counts are in the manifest of every packed corpus and run that uses it.
 """
 
 import glob
