@@ -174,9 +174,12 @@ def measure_cell(
     """Measure every alternative in one cell; `tick` is called after each round."""
     threads = torch.get_num_threads()
     torch.set_num_threads(s.threads)
+    gc.collect()
+    gc.freeze()  # what is loaded already: the collections before each peak then take no time
     try:
         return _measure(s, backward, rounds, tick)
     finally:
+        gc.unfreeze()
         torch.set_num_threads(threads)
 
 

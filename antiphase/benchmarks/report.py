@@ -1,35 +1,41 @@
-"""Show a benchmark: a table on the terminal, a plot of ratios against the length."""
+"""Present a benchmark: tables for the terminal, a plot of ratios against the sequence length."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from antiphase.benchmarks.attention import FUSED, STANDARD, Cell
 from antiphase.benchmarks.model import BASELINE, Race
 from antiphase.benchmarks.timing import Ratio
 
+if TYPE_CHECKING:
+    from antiphase.benchmarks.adapter import Cost as AdapterCost
+    from antiphase.benchmarks.training import Cost as TrainingCost
 
-def _ratio(r: Ratio) -> str:
-    return f"{r.median:.2f} ({r.low:.2f}-{r.high:.2f})"
+
+def _ratio(r: Ratio, digits: int = 2) -> str:
+    return f"{r.median:.{digits}f} ({r.low:.{digits}f}-{r.high:.{digits}f})"
 
 
-def print_machine(console: Console, about: dict[str, Any]) -> None:
-    """Print what the figures are measured on."""
+def machine_lines(about: dict[str, Any]) -> list[str]:
+    """Return what the figures are measured on, in lines."""
     rates = ", ".join(
         f"{name} {rate:.0f}" if isinstance(rate, float) else str(rate)
         for name, rate in about["micro_kernels_gflops"].items()
     )
-    console.print(f"[bold]{about['cpu']}[/], {about['capability']}, torch {about['torch']}")
-    console.print(f"micro-kernels, GFLOP/s of a tile on one thread: {rates}")
+    lines = [
+        f"{about['cpu']}, {about['capability']}, torch {about['torch']}",
+        f"micro-kernels, GFLOP/s of a tile on one thread: {rates}",
+    ]
     if about["onednn_cap"]:
-        console.print(f"oneDNN is capped at {about['onednn_cap']}: its AMX code dies here")
+        lines.append(f"oneDNN is capped at {about['onednn_cap']}: its AMX code crashes here")
+    return lines
 
 
-def print_cell(console: Console, cell: Cell) -> None:
-    """Print one cell as a table: ratios to standard attention, lower is better."""
+def cell_table(cell: Cell) -> Table:
+    """Return one cell as a table: ratios to standard attention, lower is better."""
     s = cell.setting
     shape = f"{s.batch}x{s.heads}x{s.width}, " + ("causal" if s.masked else "full")
     rows = "" if s.queries is None else f", {s.queries} query rows"
@@ -62,11 +68,11 @@ def print_cell(console: Console, cell: Cell) -> None:
                 peak,
                 style=style,
             )
-    console.print(table)
+    return table
 
 
-def print_race(console: Console, race: Race) -> None:
-    """Print one race of models: ratios to `standard`, lower is better, and to DiffLlama."""
+def race_table(race: Race) -> Table:
+    """Return one race of models: ratios to `standard`, lower is better, and to DiffLlama."""
     table = Table(
         title=f"{race.title}: time over standard's (quartiles)",
         title_justify="left",
@@ -87,7 +93,30 @@ def print_race(console: Console, race: Race) -> None:
             f"{entry.seconds:.2f}",
             style="dim" if entry.name == BASELINE else None,
         )
-    console.print(table)
+    return table
+
+
+def training_table(cost: "TrainingCost") -> Table:
+    """Return what a run costs beside a bare loop."""
+    table = Table("measure")
+    table.add_column("value (quartiles)", justify="right")
+    for name, rate in cost.tokens_per_second.items():
+        table.add_row(f"{name}, tokens/s", f"{rate:,.0f}")
+    table.add_row("run / bare loop, wall", _ratio(cost.wall, 3))
+    table.add_row("run / bare loop, CPU", _ratio(cost.cpu, 3))
+    table.add_row("making the batches / bare loop, CPU", f"{cost.batches.median:.5f}")
+    return table
+
+
+def adapter_table(costs: "list[AdapterCost]", new_tokens: int) -> Table:
+    """Return what DEX costs in decoding: ratios to the base model, lower is better."""
+    table = Table("model")
+    for name in ("tokens/s", "wall ratio (quartiles)", "CPU ratio (quartiles)"):
+        table.add_column(name, justify="right")
+    for cost in costs:
+        rate = f"{new_tokens / cost.seconds:.1f}"
+        table.add_row(cost.name, rate, _ratio(cost.wall, 3), _ratio(cost.cpu, 3))
+    return table
 
 
 def plot(cells: list[Cell], path: Path) -> None:

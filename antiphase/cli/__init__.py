@@ -1,5 +1,5 @@
-"""The `antiphase` command."""
+"""The `antiphase` command: one file per command, assembled in `app`."""
 
-from antiphase.cli.commands import app, main
+from antiphase.cli.app import app, main
 
 __all__ = ["app", "main"]

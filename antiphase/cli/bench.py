@@ -1,17 +1,30 @@
-"""`antiphase bench ...`: ratios against peers."""
+"""`antiphase bench`: ratios to standard attention, to peers and to a bare loop."""
 
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
 import typer
-from rich.console import Console
 
-from antiphase.cli.errors import fail
+from antiphase.cli.options import (
+    PICTURES,
+    AsJson,
+    Quiet,
+    require_at_least,
+    require_one_of,
+    require_output_file,
+    require_packages,
+    set_option,
+)
+from antiphase.cli.output import Output
 
-bench = typer.Typer(help="Measure ratios against peers.", no_args_is_help=True)
-console = Console()
+bench = typer.Typer(help="Measure speed as ratios to baselines.", no_args_is_help=True)
+
+OutFile = Annotated[
+    Optional[Path], typer.Option("--out", help="also write all measurements to this JSON file")
+]
+Rounds = Annotated[int, typer.Option(help="number of measured rounds")]
 
 
 @bench.command("attention")
@@ -20,158 +33,150 @@ def bench_attention(
         "fp32",
         "bf16",
     ],
-    length: Annotated[list[int], typer.Option(help="keys; repeat for several")] = [
+    length: Annotated[list[int], typer.Option(help="number of keys; repeat for several")] = [
         512,
         2048,
         4096,
         8192,
     ],
     threads: Annotated[
-        Optional[list[int]], typer.Option(help="threads; default 1 and all cores")
+        Optional[list[int]], typer.Option(help="number of threads; default: 1, and all cores")
     ] = None,
     queries: Annotated[
-        Optional[int], typer.Option(help="query rows, 1 for decoding; default: as many as keys")
+        Optional[int],
+        typer.Option(help="number of queries, 1 for decoding; default: as many as keys"),
     ] = None,
-    backward: Annotated[bool, typer.Option(help="measure forward + backward, too")] = True,
+    backward: Annotated[bool, typer.Option(help="also measure forward + backward")] = True,
     causal: Annotated[bool, typer.Option(help="causal attention")] = True,
-    heads: Annotated[int, typer.Option(help="heads of standard attention, even")] = 16,
-    width: Annotated[int, typer.Option(help="width of a head")] = 64,
-    batch: Annotated[int, typer.Option(help="sequences in a batch")] = 1,
-    rounds: Annotated[int, typer.Option(help="rounds that count")] = 7,
-    json_file: Annotated[
-        Optional[Path], typer.Option("--json", help="write everything measured here")
-    ] = None,
+    heads: Annotated[int, typer.Option(help="number of heads of standard attention, even")] = 16,
+    width: Annotated[int, typer.Option(help="width per head")] = 64,
+    batch: Annotated[int, typer.Option(help="batch size")] = 1,
+    rounds: Rounds = 7,
+    out: OutFile = None,
     plot: Annotated[
-        Optional[Path], typer.Option(help="draw ratios against the length (PNG, SVG, PDF)")
+        Optional[Path], typer.Option(help="plot ratios over the length (PNG, SVG, PDF)")
     ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Differential attention beside standard attention of equal parameters."""
+    """Compare differential attention to standard attention of equal parameters."""
+    for name in dtype:
+        require_one_of(("fp32", "bf16", "fp16"), dtype=name)
+    threads = threads or sorted({1, os.cpu_count() or 1})
+    require_at_least(
+        1, length=min(length), rounds=rounds, width=width, batch=batch, threads=min(threads)
+    )
+    if queries is not None and not 1 <= queries <= min(length):
+        raise ValueError(f"--queries: got {queries}, expected 1 to the length ({min(length)})")
+    if heads < 2 or heads % 2:
+        raise ValueError(
+            f"--heads: got {heads}, expected an even number (differential forms have half)"
+        )
+    require_output_file("--out", out, (".json",))
+    require_output_file("--plot", plot, PICTURES)
+    if plot is not None:
+        require_packages("--plot", "plots", "matplotlib")
     from rich.progress import Progress
 
     from antiphase.benchmarks import attention, report
-    from antiphase.cpu import guard_bf16
 
-    for name in dtype:
-        if name not in attention.DTYPES:
-            fail(f"--dtype: got {name!r}, allowed are {', '.join(attention.DTYPES)}")
-    threads = threads or sorted({1, os.cpu_count() or 1})
-    counts = {"length": min(length), "rounds": rounds, "width": width, "batch": batch}
-    for option, value in {**counts, "threads": min(threads)}.items():
-        if value < 1:
-            fail(f"--{option}: got {value}, expected at least 1")
-    if queries is not None and not 1 <= queries <= min(length):
-        fail(f"--queries: got {queries}, expected 1 to the length ({min(length)})")
-    if heads < 2 or heads % 2:
-        fail(f"--heads: got {heads}, expected an even number (differential forms have half)")
-    guard_bf16()
+    output, about = _begin(quiet, as_json)
     settings = [
         attention.Setting(d, n, t, queries, heads, width, batch, causal)
         for d in dtype
         for t in threads
         for n in length
     ]
-    about = attention.machine()
-    report.print_machine(console, about)
     cells = []
-    with Progress(console=console, transient=True) as progress:
-        steps = len(settings) * (rounds + 1) * (1 + backward)
-        task = progress.add_task("measuring", total=steps)
+    with Progress(console=output.progress, transient=True) as progress:
+        total = len(settings) * (rounds + 1) * (1 + backward)
+        bar = progress.add_task("measuring", total=total)
         for setting in settings:
             progress.update(
-                task, description=f"{setting.dtype}, T = {setting.length}, {setting.threads} thr."
+                bar, description=f"{setting.dtype}, T = {setting.length}, {setting.threads} thr."
             )
             cell = attention.measure_cell(
-                setting, backward=backward, rounds=rounds, tick=lambda: progress.advance(task)
+                setting, backward=backward, rounds=rounds, tick=lambda: progress.advance(bar)
             )
             cells.append(cell)
-            report.print_cell(console, cell)
-            if json_file is not None:  # after each cell: nothing is lost when it stops
-                json_file.parent.mkdir(parents=True, exist_ok=True)
-                json_file.write_text(json.dumps(attention.as_json(cells, about), indent=1))
+            output.table(report.cell_table(cell))
+            _save(out, attention.as_json(cells, about))
     if plot is not None:
         report.plot(cells, plot)
-    for path in filter(None, (json_file, plot)):
-        console.print(f"wrote {path}")
+    for path in filter(None, (out, plot)):
+        output.wrote(path)
+    output.json(attention.as_json(cells, about))
 
 
 @bench.command("model")
 def bench_model(
-    size: Annotated[str, typer.Option(help="a preset: nano, micro, mini, ...")] = "mini",
+    size: Annotated[str, typer.Option(help="preset: nano, micro, mini, ...")] = "mini",
     race: Annotated[
         list[str], typer.Option(help="training, forward or decoding; repeat for several")
     ] = ["training", "forward", "decoding"],
-    length: Annotated[int, typer.Option(help="tokens of a text, and of the context")] = 2048,
-    new_tokens: Annotated[int, typer.Option(help="tokens to decode after it")] = 256,
-    threads: Annotated[int, typer.Option(help="threads")] = 1,
+    length: Annotated[int, typer.Option(help="sequence length, and context of decoding")] = 2048,
+    new_tokens: Annotated[int, typer.Option(help="number of tokens to decode after it")] = 256,
+    threads: Annotated[int, typer.Option(help="number of threads")] = 1,
     dtype: Annotated[str, typer.Option(help="fp32 or bf16")] = "fp32",
     kv_heads: Annotated[
-        Optional[int], typer.Option(help="key/value heads of the baseline; default: its heads")
+        Optional[int],
+        typer.Option(help="number of key/value heads of the baseline; default: all its heads"),
     ] = None,
-    rounds: Annotated[int, typer.Option(help="rounds that count")] = 7,
-    json_file: Annotated[
-        Optional[Path], typer.Option("--json", help="write everything measured here")
-    ] = None,
+    rounds: Rounds = 7,
+    out: OutFile = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Whole models: a training step, a forward pass, decoding; ratios to `standard`."""
-    from antiphase.benchmarks import attention, model, report
-    from antiphase.cpu import guard_bf16
-
-    if dtype not in model.DTYPES:
-        fail(f"--dtype: got {dtype!r}, allowed are {', '.join(model.DTYPES)}")
+    """Compare models: a training step, a forward pass and decoding, relative to `standard`."""
+    require_one_of(("fp32", "bf16"), dtype=dtype)
     for name in race:
-        if name not in model.RACES:
-            fail(f"--race: got {name!r}, allowed are {', '.join(model.RACES)}")
-    for option, value in {
-        "length": length,
-        "new-tokens": new_tokens,
-        "threads": threads,
-        "rounds": rounds,
-    }.items():
-        if value < 1:
-            fail(f"--{option}: got {value}, expected at least 1")
-    guard_bf16()
+        require_one_of(("training", "forward", "decoding"), race=name)
+    require_at_least(
+        1, length=length, new_tokens=new_tokens, threads=threads, rounds=rounds, kv_heads=kv_heads
+    )
+    require_output_file("--out", out, (".json",))
+    from antiphase.benchmarks import model, report
+    from antiphase.models import PRESETS
+
+    require_one_of(PRESETS, size=size)
+    output, about = _begin(quiet, as_json)
     setting = model.Setting(size, length, new_tokens, threads, dtype, kv_heads)
-    about = attention.machine()
-    report.print_machine(console, about)
-    console.print(f"{size}, {dtype}, {threads} thread(s), median of {rounds} interleaved rounds")
-    with console.status("measuring") as status:
+    output.note(f"{size}, {dtype}, {threads} thread(s), median of {rounds} interleaved rounds")
+    races: list[model.Race] = []
+    with output.progress.status("measuring") as status:
         done: list[str] = []
 
         def tick(title: str) -> None:
             done.append(title)
             status.update(f"{title}: round {done.count(title)} of {rounds + 1}")
 
-        races: list[model.Race] = []
         for result in model.run(setting, race, rounds, tick):
             races.append(result)
-            report.print_race(console, result)
-            if json_file is not None:  # after each race: nothing is lost when it stops
-                json_file.parent.mkdir(parents=True, exist_ok=True)
-                json_file.write_text(json.dumps(model.as_json(setting, races, about), indent=1))
-    if json_file is not None:
-        console.print(f"wrote {json_file}")
+            output.table(report.race_table(result))
+            _save(out, model.as_json(setting, races, about))
+    if out is not None:
+        output.wrote(out)
+    output.json(model.as_json(setting, races, about))
 
 
 @bench.command("training")
 def bench_training(
     recipe: Annotated[str, typer.Argument(help="a built-in recipe or a YAML file")] = "needle-nano",
-    steps: Annotated[int, typer.Option(help="steps that are timed")] = 40,
-    setting: Annotated[
-        Optional[list[str]], typer.Option("--set", help="any field of the recipe, NAME=VALUE")
-    ] = None,
+    steps: Annotated[int, typer.Option(help="number of measured steps")] = 40,
+    setting: Annotated[Optional[list[str]], set_option("any field of the recipe")] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
-    """What a run costs beside a bare loop over the same batches, step by step in turns."""
-    from antiphase.benchmarks import attention, report
-    from antiphase.benchmarks import training as race
-    from antiphase.cpu import guard_bf16
+    """Compare a run to a bare loop over the same batches, in alternating steps."""
+    require_at_least(1, steps=steps)
     from antiphase.training.recipe import apply_settings, load_recipe
 
-    if steps < 1:
-        fail(f"--steps: got {steps}, expected at least 1")
-    guard_bf16()
     chosen = apply_settings(load_recipe(recipe), setting or [])
-    report.print_machine(console, attention.machine())
-    with console.status("measuring") as status:
+    from antiphase.benchmarks import report
+    from antiphase.benchmarks import training as race
+
+    output, about = _begin(quiet, as_json)
+    with output.progress.status("measuring") as status:
         done: list[None] = []
 
         def tick() -> None:
@@ -179,48 +184,58 @@ def bench_training(
             status.update(f"step {len(done)} of {steps}")
 
         cost = race.run(chosen, steps, tick)
-    console.print(
-        f"{recipe}: {chosen.size}, {chosen.attention}, {chosen.task}, {chosen.batch_size} texts a "
-        f"step, median of {steps} steps that took turns (quartiles)"
+    output.note(
+        f"{recipe}: {chosen.size}, {chosen.attention}, {chosen.task}, batch size "
+        f"{chosen.batch_size}, median of {steps} alternating steps"
     )
-    for name, rate in cost.tokens_per_second.items():
-        console.print(f"{name}: {rate:,.0f} tokens/s")
-    for name, r in {"wall": cost.wall, "CPU": cost.cpu}.items():
-        console.print(f"run / bare loop, {name}: {r.median:.3f} ({r.low:.3f}-{r.high:.3f})")
-    console.print(f"making the batches / bare loop, CPU: {cost.batches.median:.5f}")
+    output.table(report.training_table(cost))
+    output.json({"machine": about, "recipe": chosen.as_dict(), "costs": cost})
 
 
 @bench.command("adapter")
 def bench_adapter(
-    length: Annotated[int, typer.Option(help="tokens of the context")] = 256,
-    new_tokens: Annotated[int, typer.Option(help="tokens to decode after it")] = 32,
-    threads: Annotated[int, typer.Option(help="threads")] = 1,
+    length: Annotated[int, typer.Option(help="number of tokens in the context")] = 256,
+    new_tokens: Annotated[int, typer.Option(help="number of tokens to decode after it")] = 32,
+    threads: Annotated[int, typer.Option(help="number of threads")] = 1,
     dtype: Annotated[str, typer.Option(help="fp32 or bf16")] = "fp32",
-    rounds: Annotated[int, typer.Option(help="rounds that count")] = 9,
+    rounds: Rounds = 9,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
-    """What DEX costs in decoding, with the adapter and folded; ratios to the base model."""
+    """Measure what DEX costs in decoding, as an adapter and folded, relative to the base model."""
+    require_one_of(("fp32", "bf16"), dtype=dtype)
+    require_at_least(1, length=length, new_tokens=new_tokens, threads=threads, rounds=rounds)
     import torch
 
-    from antiphase.benchmarks import adapter, attention, model, report
+    from antiphase.benchmarks import adapter, model, report
+
+    output, about = _begin(quiet, as_json)
+    torch.set_num_threads(threads)
+    output.note(
+        f"the shape of SmolLM2-135M, {dtype}, {threads} thread(s): {new_tokens} tokens after "
+        f"{length}, median of {rounds} interleaved rounds"
+    )
+    with output.progress.status("measuring"):
+        costs = adapter.race(length, new_tokens, model.DTYPES[dtype], rounds)
+    output.table(report.adapter_table(costs, new_tokens))
+    output.json({"machine": about, "costs": costs})
+
+
+def _begin(quiet: bool, as_json: bool) -> tuple[Output, dict[str, Any]]:
+    """Return where to print, and the machine, which is printed first."""
+    from antiphase.benchmarks.attention import machine
+    from antiphase.benchmarks.report import machine_lines
     from antiphase.cpu import guard_bf16
 
-    if dtype not in model.DTYPES:
-        fail(f"--dtype: got {dtype!r}, allowed are {', '.join(model.DTYPES)}")
-    for option, value in {"length": length, "new-tokens": new_tokens, "rounds": rounds}.items():
-        if value < 1:
-            fail(f"--{option}: got {value}, expected at least 1")
     guard_bf16()
-    torch.set_num_threads(threads)
-    report.print_machine(console, attention.machine())
-    console.print(
-        f"the shape of SmolLM2-135M, {dtype}, {threads} thread(s): {new_tokens} tokens after "
-        f"{length}, median of {rounds} interleaved rounds (quartiles)"
-    )
-    with console.status("measuring"):
-        costs = adapter.race(length, new_tokens, model.DTYPES[dtype], rounds)
-    for cost in costs:
-        console.print(
-            f"{cost.name:8} {new_tokens / cost.seconds:6.1f} tokens/s, over base: wall "
-            f"{cost.wall.median:.3f} ({cost.wall.low:.3f}-{cost.wall.high:.3f}), CPU "
-            f"{cost.cpu.median:.3f} ({cost.cpu.low:.3f}-{cost.cpu.high:.3f})"
-        )
+    output, about = Output(quiet=quiet, as_json=as_json), machine()
+    for line in machine_lines(about):
+        output.note(line)
+    return output, about
+
+
+def _save(out: Path | None, content: dict[str, Any]) -> None:
+    """Write what was measured so far: nothing is lost if the benchmark is stopped."""
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(content, indent=1))

@@ -1,6 +1,6 @@
-"""What a trained model can do: answers found, and loss on text."""
+"""How good a trained model is: accuracy on synthetic tasks, and loss on text."""
 
-from antiphase.evaluation.answers import score_answers
-from antiphase.evaluation.text import recall_hits, score_text
+from antiphase.evaluation.language_loss import recall_hits, score_text
+from antiphase.evaluation.task_accuracy import score_answers
 
 __all__ = ["recall_hits", "score_answers", "score_text"]

@@ -10,9 +10,11 @@ from transformers import PreTrainedModel
 from antiphase.pretrained.adapter import UnchainedModel, fold, unchain
 from antiphase.pretrained.conversion import to_differential
 from antiphase.pretrained.dex import DexConfig
+from antiphase.pretrained.method_names import CONTROLS, LORA_RANK, METHODS
 from antiphase.pretrained.structure import attention_parts, train_only
 
-LORA_RANK = 16
+__all__ = ["CONTROLS", "METHODS", "Tuned", "check", "parameters", "prepare"]
+
 LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
@@ -95,16 +97,6 @@ _PREPARE: dict[str, Callable[[PreTrainedModel, DexConfig, Tensor], Tuned]] = {
     "full": _full,
     "v2": _v2,
 }
-METHODS = {
-    "dex": "O - lam f_D(O) on the selected heads, with W_K, W_V and W_O",
-    "plus-sign": "DEX with a plus: O + lam f_D(O)",
-    "adapter-only": "DEX with everything but f_D and lam frozen",
-    "kvo-only": "W_K, W_V and W_O, without the operation",
-    "lora": f"low-rank changes of rank {LORA_RANK} to W_Q, W_K, W_V and W_O",
-    "full": "all parameters",
-    "v2": "a differential model (V2) that starts as the same function; its attention is trained",
-}
-CONTROLS = ("plus-sign", "adapter-only", "kvo-only", "lora", "full")
 
 
 def parameters(model: nn.Module) -> int:

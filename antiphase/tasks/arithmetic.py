@@ -1,23 +1,25 @@
-"""Chains of assignments among distractors, and a question for the last variable.
+"""Chains of variable assignments among distractor chains; the last variable is queried.
 
-    <bos> x3 = 4 ;  x7 = 2 ;  x1 = x3 + 5 ;  x2 = x7 + 1 ;  x9 = x1 + 8 ;  ?  x9  7
-          chain     other     chain          other          chain             answer (mod 10)
+    <bos> x3 = 4 ;  x7 = 2 ;    x1 = x3 + 5 ;  x2 = x7 + 1 ;  x9 = x1 + 8 ;  ?  x9  7
+          chain     distractor  chain          distractor     chain          query, target (mod 10)
 
-A chain starts with a number; each further step adds a digit to the variable before it. `others`
-chains of the same shape stand between. Statements of a chain keep their order.
+A chain starts with a number; each further step adds a digit to the previous variable. `others`
+chains of the same form are interleaved with it. The statements of a chain keep their order.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from antiphase.tasks.base import PAD, Examples, Role, Task, TaskOptions, named
-from antiphase.tasks.counter_rng import Draw
+from antiphase.tasks.base import PAD, Array, Examples, Role, Task, TaskOptions, numbered
+from antiphase.tasks.counter_rng import CounterRNG
+
+STATEMENT = 6  # tokens: `x = y + 5 ;`
 
 
 @dataclass(frozen=True)
 class ArithmeticOptions(TaskOptions):
-    """`steps` a chain, `others` chains beside it, numbers modulo `modulus`."""
+    """`steps` per chain, `others` distractor chains, numbers modulo `modulus`."""
 
     steps: int = 3
     others: int = 2
@@ -43,13 +45,13 @@ class ArithmeticOptions(TaskOptions):
 
     @property
     def statements(self) -> int:
-        """Return the assignments of a text."""
+        """Return the number of assignments per sequence."""
         return self.steps * (1 + self.others)
 
     @property
     def needed(self) -> int:
-        """Return the tokens of a text: first token, statements of six, question and answer."""
-        return 1 + 6 * self.statements + 3
+        """Return the tokens that a sequence needs: first token, statements, query and target."""
+        return 1 + STATEMENT * self.statements + 3
 
 
 class Arithmetic(Task):
@@ -58,51 +60,60 @@ class Arithmetic(Task):
     name = "arithmetic"
     Options = ArithmeticOptions
 
-    def vocabulary(self) -> list[str]:
-        o = self.options
-        signs = ["=", "+", ";", "?"]
+    def build_vocabulary(self) -> list[str]:
+        options = self.options
         self.equals, self.plus, self.stop, self.question = range(2, 6)
-        self.number, self.variable = 6, 6 + o.modulus
-        return ["<pad>", "<bos>", *signs, *named("", o.modulus), *named("x", o.variables)]
+        self.first_number, self.first_variable = 6, 6 + options.modulus
+        numbers, variables = numbered("", options.modulus), numbered("x", options.variables)
+        return ["<pad>", "<bos>", "=", "+", ";", "?", *numbers, *variables]
 
     @property
     def chance(self) -> float:
         return 1 / self.options.modulus
 
-    def draw(self, random: Draw) -> Examples:
-        o, B = self.options, random.size
-        L, n, rows = o.steps, o.statements, np.arange(random.size)[:, None]
-        names = self.variable + random.permutations("names", o.variables)[:, :n]
-        names = names.reshape(B, -1, L)  # [B, chains, steps]
-        digits = random.integers("digits", n, o.modulus).reshape(B, -1, L)
-        answer = self.number + digits[:, 0].sum(axis=1) % o.modulus
-        # `x = y + 5 ;`, where the first step of a chain is padded: `x = 5 ; <pad> <pad>`
-        say = np.full((B, 1 + o.others, L, 6), PAD, dtype=np.int64)
-        say[..., 0], say[..., 1] = names, self.equals
-        say[:, :, 0, 2], say[:, :, 0, 3] = self.number + digits[:, :, 0], self.stop
-        say[:, :, 1:, 2], say[:, :, 1:, 3] = names[:, :, :-1], self.plus
-        say[:, :, 1:, 4], say[:, :, 1:, 5] = self.number + digits[:, :, 1:], self.stop
-        # Chains are woven: places are drawn, and each chain fills its own in order.
-        chain = np.repeat(np.arange(1 + o.others), L)[random.permutations("weave", n)]
+    def generate(self, rng: CounterRNG) -> Examples:
+        options, B = self.options, rng.size
+        L, n, chains = options.steps, options.statements, 1 + options.others
+        names = self.first_variable + rng.permutations("names", options.variables)[:, :n]
+        names = names.reshape(B, chains, L)
+        digits = rng.integers("digits", n, options.modulus).reshape(B, chains, L)
+        statements = self._statements(names, digits)  # [B, chains, L, 6]
+        # Interleave: the chain of each position is drawn, and each chain fills its own in order.
+        chain = np.repeat(np.arange(chains), L)[rng.permutations("weave", n)]  # [B, n]
         step = np.zeros_like(chain)
-        for c in range(1 + o.others):
+        for c in range(chains):
             here = chain == c
             step = np.where(here, np.cumsum(here, axis=1) - 1, step)
-        woven = say[rows, chain, step]  # [B, n, 6]
-        out = Examples.blank(B, o.length, PAD)
+        body = statements[np.arange(B)[:, None], chain, step]  # [B, n, 6]
+        answer = self.first_number + digits[:, 0].sum(axis=1) % options.modulus
+        return self._assemble(chain, body, names[:, 0, -1], answer)
+
+    def _statements(self, names: Array, digits: Array) -> Array:
+        """Return `x = y + 5 ;` per step, the first of a chain padded: `x = 5 ; <pad> <pad>`."""
+        out = np.full((*names.shape, STATEMENT), PAD, dtype=np.int64)
+        out[..., 0], out[..., 1] = names, self.equals
+        out[:, :, 0, 2], out[:, :, 0, 3] = self.first_number + digits[:, :, 0], self.stop
+        out[:, :, 1:, 2], out[:, :, 1:, 3] = names[:, :, :-1], self.plus
+        out[:, :, 1:, 4], out[:, :, 1:, 5] = self.first_number + digits[:, :, 1:], self.stop
+        return out
+
+    def _assemble(self, chain: Array, body: Array, variable: Array, answer: Array) -> Examples:
+        """Return the sequences: padding, the statements, then the query and its target."""
+        B, n = chain.shape
+        out = Examples.blank(B, self.options.length, PAD)
         out.roles[:, 1:] = Role.PAD
-        stop = o.length - 3
-        start = stop - 6 * n
-        out.tokens[:, start:stop] = woven.reshape(B, -1)
-        main = (chain == 0)[..., None] & (woven != PAD)
-        role = np.where(main, Role.KEY, np.where(woven == PAD, Role.PAD, Role.NOISE))
-        numbers = (woven >= self.number) & (woven < self.variable)
-        role = np.where(main & numbers, Role.ANSWER, role)
-        out.roles[:, start:stop] = role.reshape(B, -1)
-        out.needle[:, start:stop] = np.where(main, 0, -1).reshape(B, -1)
+        stop = self.options.length - 3
+        start = stop - STATEMENT * n
+        out.tokens[:, start:stop] = body.reshape(B, -1)
+        relevant = (chain == 0)[..., None] & (body != PAD)
+        roles = np.where(relevant, Role.KEY, np.where(body == PAD, Role.PAD, Role.NOISE))
+        is_number = (body >= self.first_number) & (body < self.first_variable)
+        roles = np.where(relevant & is_number, Role.ANSWER, roles)
+        out.roles[:, start:stop] = roles.reshape(B, -1)
+        out.needle[:, start:stop] = np.where(relevant, 0, -1).reshape(B, -1)
         out.tokens[:, stop] = self.question
-        out.tokens[:, stop + 1], out.tokens[:, stop + 2] = names[:, 0, -1], answer
+        out.tokens[:, stop + 1], out.tokens[:, stop + 2] = variable, answer
         out.roles[:, stop:] = (Role.QUERY, Role.QUERY, Role.TARGET)
         out.needle[:, stop:] = 0
-        out.ask()
+        out.label_targets()
         return out

@@ -1,8 +1,8 @@
-"""What made-up tasks share: examples by index, splits that never meet, ground truth by position.
+"""What synthetic tasks share: examples by index, disjoint splits, ground truth per position.
 
 Example i depends on (task, options, seed, split, i) and on nothing else, so runs resume, shard and
-compare exactly. An example belongs to the split that its content hashes to: the same text cannot
-stand in two splits, whatever the seeds.
+compare exactly. The split of an example is decided by a hash of its tokens: the same sequence
+cannot occur in two splits, whatever the seeds.
 """
 
 from abc import ABC, abstractmethod
@@ -16,34 +16,39 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from antiphase.options import build
-from antiphase.tasks.counter_rng import Draw, fingerprints, key_of
+from antiphase.tasks.counter_rng import CounterRNG, hash_key, row_hashes
 
 Array = NDArray[np.int64]
-IGNORED = -100  # the label of a token that is not asked for
-SPLITS = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}  # tenths of all texts
+IGNORED = -100  # the label of a position without a target, as in torch.nn.functional.cross_entropy
+SPLITS = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}  # tenths of the hash
 PAD, BOS = 0, 1
-_ATTEMPTS = 400
+_MAX_ATTEMPTS = 400
 
 
 class Role(IntEnum):
-    """What a position is, for analysis."""
+    """The role of a position in its sequence: the ground truth of the analysis."""
 
     PAD = 0
     SINK = 1  # the first token
-    HAYSTACK = 2  # neither here nor there
-    NOISE = 3  # looks like a needle, has another key
-    KEY = 4  # of a needle
-    ANSWER = 5  # of a needle: what is to be found
-    QUERY = 6  # asks
-    TARGET = 7  # the answer, where it is asked for
+    HAYSTACK = 2  # filler
+    NOISE = 3  # a distractor: has the form of a needle, but another key
+    KEY = 4  # key of a needle
+    ANSWER = 5  # value of a needle, to be retrieved
+    QUERY = 6  # the repeated key
+    TARGET = 7  # the answer to a query: the token to predict
 
 
 @dataclass
 class Examples:
-    """A batch of texts with their ground truth, each [B, T].
+    """A batch of sequences with their ground truth, each field [B, T].
 
-    `labels` are the tokens asked for, IGNORED elsewhere. `needle` numbers what belongs together:
-    the row that predicts a target finds it at the KEY and ANSWER positions of the same number.
+    Attributes:
+        tokens: token ids.
+        labels: the tokens to predict at TARGET positions, IGNORED elsewhere.
+        roles: the `Role` of each position.
+        needle: the number of the needle that a position belongs to, -1 for none. The query that
+            predicts a target finds its answer at the KEY and ANSWER positions of the same number.
+
     """
 
     tokens: Array
@@ -53,14 +58,14 @@ class Examples:
 
     @classmethod
     def blank(cls, B: int, T: int, token: int) -> "Examples":
-        """Return texts of one token with nothing asked for."""
+        """Return sequences of one repeated token after the first token, without targets."""
         tokens = np.full((B, T), token, dtype=np.int64)
         roles = np.full((B, T), Role.HAYSTACK, dtype=np.int64)
         tokens[:, 0], roles[:, 0] = BOS, Role.SINK
         return cls(tokens, np.full((B, T), IGNORED), roles, np.full((B, T), -1))
 
-    def ask(self) -> None:
-        """Make every TARGET token a label."""
+    def label_targets(self) -> None:
+        """Set the labels: the token at every TARGET position, IGNORED elsewhere."""
         self.labels = np.where(self.roles == Role.TARGET, self.tokens, IGNORED)
 
     def __len__(self) -> int:
@@ -69,7 +74,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """What all tasks have: the length of a text in tokens."""
+    """What all tasks have: the sequence length in tokens."""
 
     length: int = 64
 
@@ -83,12 +88,24 @@ class TaskOptions:
 
 
 class Task(Dataset[dict[str, torch.Tensor]], ABC):
-    """A map-style dataset of made-up texts; a subclass draws them."""
+    """A map-style dataset of synthetic sequences; a subclass generates them.
+
+    Args:
+        split: "train", "validation" or "test".
+        size: number of examples.
+        seed: other seeds give other examples.
+        options: fields of the task's `Options`.
+
+    Attributes:
+        id_to_token: token strings by token id; 0 is padding, 1 begins a sequence.
+
+    """
 
     name: ClassVar[str]
-    version: ClassVar[int] = 1  # raised by hand when the meaning of its examples changes
+    version: ClassVar[int] = 1  # increase it when the examples of a seed change
     Options: ClassVar[type[TaskOptions]] = TaskOptions
-    arrangement: ClassVar[tuple[str, ...]] = ()  # options that arrange a text and leave its content
+    # Options that do not enter the random key: they vary a sequence whose other parts stay as drawn
+    unkeyed_options: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self, split: str = "train", size: int = 1000, seed: int = 0, **options: Any
@@ -99,60 +116,67 @@ class Task(Dataset[dict[str, torch.Tensor]], ABC):
             raise ValueError(f"size: got {size}, expected at least 1 example")
         self.split, self.size, self.seed = split, size, seed
         self.options: Any = build(f"task {self.name!r}", self.Options, options)
-        self.words = self.vocabulary()
-        content = {k: v for k, v in asdict(self.options).items() if k not in self.arrangement}
-        self._key = key_of(self.name, self.version, content, seed, split)
-        self.check()
+        self.id_to_token = self.build_vocabulary()
+        keyed = {k: v for k, v in asdict(self.options).items() if k not in self.unkeyed_options}
+        self._key = hash_key(self.name, self.version, keyed, seed, split)
 
     @abstractmethod
-    def vocabulary(self) -> list[str]:
-        """Return the tokens in words, by their number; 0 is padding, 1 begins a text."""
-
-    def check(self) -> None:
-        """Refuse options that do not go together."""
+    def build_vocabulary(self) -> list[str]:
+        """Return the token strings by token id, and remember where each kind of token starts."""
 
     @abstractmethod
-    def draw(self, random: Draw) -> Examples:
-        """Return a batch of texts from their random numbers."""
+    def generate(self, rng: CounterRNG) -> Examples:
+        """Return a batch of sequences from their random numbers."""
 
-    def content(self, tokens: Array) -> Array:
-        """Return what makes a text the same as another one, [B, n]."""
+    def split_key(self, tokens: Array) -> Array:
+        """Return what identifies a sequence when it is assigned to a split, [B, n]."""
         return tokens
 
     @property
     def vocab_size(self) -> int:
-        """Return the number of tokens."""
-        return len(self.words)
+        """Return the vocabulary size."""
+        return len(self.id_to_token)
 
     @property
     def length(self) -> int:
-        """Return the tokens of a text."""
+        """Return the sequence length in tokens."""
         return int(self.options.length)
 
     @property
     @abstractmethod
     def chance(self) -> float:
-        """Return the accuracy of a guess among the possible answers."""
+        """Return the accuracy of a random guess among the possible answers."""
 
     def examples(self, indices: Any) -> Examples:
-        """Return the examples of those numbers, made in one go."""
+        """Return a batch of examples by their indices.
+
+        Args:
+            indices: [B] example indices; any integers, also beyond `size`.
+
+        Returns:
+            The batch, each field [B, T].
+
+        Raises:
+            ValueError: the options allow too few different sequences to fill this split.
+
+        """
         wanted = np.asarray(indices, dtype=np.int64)
         T = self.length
         out = Examples(*(np.zeros((len(wanted), T), dtype=np.int64) for _ in range(4)))
-        open_rows = np.arange(len(wanted))
-        for attempt in range(_ATTEMPTS):
-            made = self.draw(Draw(self._key, wanted[open_rows], attempt))
-            tenth = fingerprints(self.content(made.tokens)) % np.uint64(10)
-            mine = np.isin(tenth, list(SPLITS[self.split]))
-            rows = open_rows[mine]
+        missing = np.arange(len(wanted))
+        for attempt in range(_MAX_ATTEMPTS):
+            batch = self.generate(CounterRNG(self._key, wanted[missing], attempt))
+            tenth = row_hashes(self.split_key(batch.tokens)) % np.uint64(10)
+            accepted = np.isin(tenth, list(SPLITS[self.split]))
+            rows = missing[accepted]
             for field in fields(Examples):
-                getattr(out, field.name)[rows] = getattr(made, field.name)[mine]
-            open_rows = open_rows[~mine]
-            if not len(open_rows):
+                getattr(out, field.name)[rows] = getattr(batch, field.name)[accepted]
+            missing = missing[~accepted]
+            if not len(missing):
                 return out
         raise ValueError(
-            f"{self.name}: no text of the {self.split!r} split in {_ATTEMPTS} draws; these options "
-            f"leave too few different texts: {self.options}"
+            f"{self.name}: no sequence of the {self.split!r} split in {_MAX_ATTEMPTS} attempts; "
+            f"these options leave too few different sequences: {self.options}"
         )
 
     def __len__(self) -> int:
@@ -160,21 +184,26 @@ class Task(Dataset[dict[str, torch.Tensor]], ABC):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         if not 0 <= index < self.size:
-            raise IndexError(f"{self.name}: has {self.size} examples, asked for number {index}")
-        return rows_of(self.examples([index]))[0]
+            raise IndexError(f"{self.name}: has {self.size} examples, got index {index}")
+        return unbatch(self.examples([index]))[0]
 
     def __getitems__(self, indices: list[int]) -> list[dict[str, torch.Tensor]]:
-        return rows_of(self.examples(indices))
+        return unbatch(self.examples(indices))
 
 
-def rows_of(batch: Examples) -> list[dict[str, torch.Tensor]]:
-    """Return a batch as one dictionary a text, as data loaders like it."""
+def unbatch(batch: Examples) -> list[dict[str, torch.Tensor]]:
+    """Return a batch as one dictionary of tensors [T] per sequence, for a data loader."""
     tensors = as_tensors(batch)
     return [{name: t[i] for name, t in tensors.items()} for i in range(len(batch))]
 
 
 def as_tensors(batch: Examples) -> dict[str, torch.Tensor]:
-    """Return a batch as tensors, in the names that models and the analysis know."""
+    """Return a batch as tensors [B, T] under the names that models and the analysis use.
+
+    Returns:
+        `input_ids`, `labels`, `roles` and `needle`.
+
+    """
     return {
         "input_ids": torch.from_numpy(batch.tokens),
         "labels": torch.from_numpy(batch.labels),
@@ -183,6 +212,6 @@ def as_tensors(batch: Examples) -> dict[str, torch.Tensor]:
     }
 
 
-def named(kind: str, n: int) -> list[str]:
-    """Return n words of a kind: key0, key1, ..."""
-    return [f"{kind}{i}" for i in range(n)]
+def numbered(prefix: str, n: int) -> list[str]:
+    """Return n token strings: key0, key1, ..."""
+    return [f"{prefix}{i}" for i in range(n)]

@@ -1,13 +1,13 @@
-"""What tasks of keys and values share: their words, and the least there must be of each."""
+"""What tasks of keys and values share: their vocabulary and the bounds of its sizes."""
 
 from dataclasses import dataclass
 
-from antiphase.tasks.base import Task, TaskOptions, named
+from antiphase.tasks.base import Task, TaskOptions, numbered
 
 
 @dataclass(frozen=True)
-class PairOptions(TaskOptions):
-    """How many keys, values and filler words there are."""
+class KeyValueOptions(TaskOptions):
+    """The number of different `keys`, `values` and `fillers` in the vocabulary."""
 
     keys: int = 16
     values: int = 16
@@ -21,14 +21,16 @@ class PairOptions(TaskOptions):
             )
 
 
-class PairTask(Task):
-    """A task whose answers are values."""
+class KeyValueTask(Task):
+    """A task whose answers are values. `first_key` etc. are the first token ids of each kind."""
 
-    def vocabulary(self) -> list[str]:
-        o = self.options
-        kinds = (("f", o.fillers), ("key", o.keys), ("val", o.values))
-        self.filler, self.key, self.value = 2, 2 + o.fillers, 2 + o.fillers + o.keys
-        return ["<pad>", "<bos>"] + [word for kind, n in kinds for word in named(kind, n)]
+    def build_vocabulary(self) -> list[str]:
+        options = self.options
+        self.first_filler = 2
+        self.first_key = self.first_filler + options.fillers
+        self.first_value = self.first_key + options.keys
+        kinds = (("f", options.fillers), ("key", options.keys), ("val", options.values))
+        return ["<pad>", "<bos>"] + [token for kind, n in kinds for token in numbered(kind, n)]
 
     @property
     def chance(self) -> float:

@@ -1,9 +1,9 @@
-"""Real text: predict each next token, of files or of Python's own standard library.
+"""Language modelling: predict each next token of text files or of Python's standard library.
 
     def  fold er ( path ) :  return  path .parent ..
 
-Texts of `length` tokens are cut from the packed corpus and come in a random order that each epoch
-draws anew; documents are parted by the end token, and a text may span several.
+Sequences of `length` tokens are cut from the packed corpus and come in a random order, another one
+in each epoch. Documents are separated by the end token, and a sequence may span several.
 """
 
 from dataclasses import dataclass, field
@@ -14,16 +14,23 @@ import torch
 from torch.utils.data import Dataset
 
 from antiphase.options import build
-from antiphase.tasks.base import Array, Examples, Role, rows_of
-from antiphase.tasks.counter_rng import key_of, mix
+from antiphase.tasks.base import Array, Examples, Role, unbatch
+from antiphase.tasks.counter_rng import hash_key, splitmix64
 from antiphase.tasks.text.corpus import BUILTIN
-from antiphase.tasks.text.packing import SHARES, PackedText, pack
+from antiphase.tasks.text.packing import SPLIT_PERCENTILES, PackedCorpus, pack
 from antiphase.tasks.text.tokenizer import BYTES
 
 
 @dataclass(frozen=True)
 class LanguageOptions:
-    """`text` sources (files, globs, folders, `stdlib`, `datasets:NAME`), `tokenizer`, `length`."""
+    """The text and how it is cut.
+
+    Attributes:
+        length: sequence length in tokens.
+        text: sources of text: files, globs, folders, `stdlib`, `datasets:NAME`.
+        tokenizer: `bytes`, `bpe:SIZE`, or a tokenizer's folder or hub name.
+
+    """
 
     length: int = 256
     text: list[str] | str = field(default_factory=lambda: [BUILTIN])
@@ -35,7 +42,20 @@ class LanguageOptions:
 
 
 class Language(Dataset[dict[str, torch.Tensor]]):
-    """Texts of a corpus, by number."""
+    """A map-style dataset of the sequences of a corpus.
+
+    Args:
+        split: "train", "validation" or "test".
+        size: number of sequences. Training goes through as many epochs as this needs; the other
+            splits end with their text.
+        seed: of the order of the sequences.
+        options: fields of `LanguageOptions`.
+
+    Attributes:
+        num_sequences: number of different sequences in this split: one epoch.
+        packed: the tokenized corpus.
+
+    """
 
     name: ClassVar[str] = "language"
     version: ClassVar[int] = 1
@@ -44,48 +64,52 @@ class Language(Dataset[dict[str, torch.Tensor]]):
     def __init__(
         self, split: str = "train", size: int = 1000, seed: int = 0, **options: Any
     ) -> None:
-        if split not in SHARES:
-            raise ValueError(f"split: got {split!r}, allowed are {', '.join(SHARES)}")
+        if split not in SPLIT_PERCENTILES:
+            raise ValueError(f"split: got {split!r}, allowed are {', '.join(SPLIT_PERCENTILES)}")
         if size < 1:
-            raise ValueError(f"size: got {size}, expected at least 1 text")
+            raise ValueError(f"size: got {size}, expected at least 1 sequence")
         self.split, self.size, self.seed = split, size, seed
         self.options = build(f"task {self.name!r}", LanguageOptions, options)
         text = self.options.text
         sources = [text] if isinstance(text, str) else text
-        self.packed: PackedText = pack(sources, self.options.tokenizer)
+        self.packed: PackedCorpus = pack(sources, self.options.tokenizer)
         self._tokens = self.packed.tokens(split)
-        self.texts = len(self._tokens) // self.length
-        if self.texts == 0:
+        self.num_sequences = len(self._tokens) // self.length
+        if self.num_sequences == 0:
             raise ValueError(
-                f"text: the {split!r} part has {len(self._tokens)} tokens, fewer than one text of "
-                f"{self.length}; give more text, a smaller length or another tokenizer"
+                f"text: the {split!r} split has {len(self._tokens)} tokens, fewer than one "
+                f"sequence of {self.length}; give more text, a smaller length or another tokenizer"
             )
         if split != "train":
-            self.size = min(size, self.texts)
+            self.size = min(size, self.num_sequences)
         self._orders: dict[int, Array] = {}
 
     @property
     def vocab_size(self) -> int:
-        """Return the number of tokens."""
+        """Return the vocabulary size."""
         return int(self.packed.manifest["vocab_size"])
 
     @property
     def length(self) -> int:
-        """Return the tokens of a text."""
+        """Return the sequence length in tokens."""
         return self.options.length
 
     def _order(self, epoch: int) -> Array:
+        """Return the order of the sequences in an epoch; only the last epoch's is kept."""
         if epoch not in self._orders:
-            key = key_of(self.name, self.version, self.seed, epoch)
-            words = mix(np.arange(self.texts, dtype=np.uint64) ^ key)
-            self._orders = {epoch: np.argsort(words, kind="stable")}  # one epoch is kept
+            key = hash_key(self.name, self.version, self.seed, epoch)
+            words = splitmix64(np.arange(self.num_sequences, dtype=np.uint64) ^ key)
+            self._orders = {epoch: np.argsort(words, kind="stable")}
         return self._orders[epoch]
 
     def examples(self, indices: Any) -> Examples:
-        """Return the texts of those numbers."""
+        """Return a batch of sequences by their indices, each field [B, T].
+
+        Every token is a label. There is no ground truth of what to attend to.
+        """
         rows = []
         for i in np.asarray(indices, dtype=np.int64):
-            epoch, place = divmod(int(i), self.texts)
+            epoch, place = divmod(int(i), self.num_sequences)
             start = int(self._order(epoch)[place]) * self.length
             rows.append(self._tokens[start : start + self.length])
         tokens = np.stack(rows).astype(np.int64)
@@ -98,8 +122,8 @@ class Language(Dataset[dict[str, torch.Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         if not 0 <= index < self.size:
-            raise IndexError(f"{self.name}: has {self.size} texts, asked for number {index}")
-        return rows_of(self.examples([index]))[0]
+            raise IndexError(f"{self.name}: has {self.size} sequences, got index {index}")
+        return unbatch(self.examples([index]))[0]
 
     def __getitems__(self, indices: list[int]) -> list[dict[str, torch.Tensor]]:
-        return rows_of(self.examples(indices))
+        return unbatch(self.examples(indices))

@@ -1,12 +1,13 @@
-"""Needles in a haystack: find the value that stood beside a key.
+"""Needle in a haystack: retrieve the value that followed a key.
 
-    <bos> f3 f1  key2 val7  f0 f9  key5 val1  f4 f4  ..  key2 val7
-                 needle            noise                 query, answer
+    <bos> f3 f1  key2 val7  f0 f9  decoy5 val1  f4 f4  ..  key2 val7
+                 needle            distractor              query, target
 
-A text is a row of two-token slots. N needles (key, value) stand at random slots or the queried one
-at a chosen depth; of the other slots a share `noise` looks like needles, with other keys; the rest
-is filler. R needles are asked for at the end. With `repeats`, needles come again within the
-haystack, and every repeat is a question, too: many more targets a text, for training.
+A sequence is a row of two-token slots. N needles (key, value) are placed at random, or the queried
+one at a chosen depth. Of the other slots, a fraction `noise` holds distractors: pairs of the same
+form with other keys. The rest is filler. R needles are queried at the end. With `repeats`, needles
+occur again within the haystack, and every repetition is a query, too: many more targets per
+sequence, for training.
 """
 
 from dataclasses import dataclass
@@ -14,17 +15,27 @@ from typing import ClassVar
 
 import numpy as np
 
-from antiphase.tasks.base import Array, Examples, Role, named
-from antiphase.tasks.counter_rng import Draw
-from antiphase.tasks.key_value import PairOptions, PairTask
+from antiphase.tasks.base import Array, Examples, Role, numbered
+from antiphase.tasks.counter_rng import CounterRNG
+from antiphase.tasks.key_value import KeyValueOptions, KeyValueTask
+
+_DISTRACTOR, _FILLER = -1, -2  # what a slot holds, if not the needle of a number
 
 
 @dataclass(frozen=True)
-class NeedleOptions(PairOptions):
-    """`needles` of `keys` and `values`; `queried` at the end; `noise` and `depth` in [0, 1].
+class NeedleOptions(KeyValueOptions):
+    """The needles, queries and distractors of a sequence.
 
-    Noise has keys of its own, the `decoys`; a share `near` of it takes instead the keys that the
-    needles of the text have left: it resembles a needle in all but which key it is.
+    Attributes:
+        decoys: number of keys that only distractors have.
+        near: fraction of the distractors whose key is one that needles could have, but that no
+            needle of this sequence has: they differ from a needle in nothing but which key it is.
+        needles: number of needles per sequence.
+        queried: number of needles that are queried at the end.
+        repeats: how often each needle occurs again, as a query.
+        noise: fraction of the remaining slots that hold distractors.
+        depth: position of the first queried needle, 0 (start) to 1 (end); None for random.
+
     """
 
     decoys: int = 16
@@ -45,15 +56,18 @@ class NeedleOptions(PairOptions):
             raise ValueError(f"queried: got {self.queried}, expected 1 to needles={self.needles}")
         if self.needles > self.keys - (self.near > 0):
             raise ValueError(
-                f"needles: got {self.needles} of keys={self.keys}; there must be as many keys, and "
-                "with near noise one more for it"
+                f"needles: got {self.needles} of keys={self.keys}; each needle needs its own key, "
+                "and near distractors need one more; raise keys"
             )
         if self.near < 1 and self.decoys < 1:
             raise ValueError(
-                f"decoys: got {self.decoys} with near={self.near}; noise that is not near needs one"
+                f"decoys: got {self.decoys} with near={self.near}; distractors that are not near "
+                "need at least 1"
             )
         if self.depth is not None and self.repeats:
-            raise ValueError("depth: places the needle, and repeats scatter it; use one of them")
+            raise ValueError(
+                "depth: places the needle, and repeats scatter it; use one of the two options"
+            )
         if self.needles * (1 + self.repeats) > self.slots:
             raise ValueError(
                 f"length: {self.length} tokens have {self.slots} slots, fewer than the "
@@ -63,88 +77,96 @@ class NeedleOptions(PairOptions):
 
     @property
     def slots(self) -> int:
-        """Return the two-token slots of the haystack."""
+        """Return the number of two-token slots in the haystack."""
         return (self.length - 1) // 2 - self.queried
 
 
-class Needle(PairTask):
+class Needle(KeyValueTask):
     """Retrieval of a value by its key."""
 
     name = "needle"
     Options = NeedleOptions
-    kept_out: ClassVar[int] = 0  # keys that no text holds, the last in its order of keys
-    arrangement = ("near",)  # draws the same needles, whatever keys the noise has
+    held_back_keys: ClassVar[int] = 0  # keys that no sequence holds: the last of its permutation
+    unkeyed_options = ("near",)  # the same needles are drawn, whatever keys the distractors have
 
-    def vocabulary(self) -> list[str]:
-        words = super().vocabulary()
-        self.decoy = len(words)
-        return words + named("decoy", self.options.decoys)
+    def build_vocabulary(self) -> list[str]:
+        tokens = super().build_vocabulary()
+        self.first_decoy = len(tokens)
+        return tokens + numbered("decoy", self.options.decoys)
 
-    def draw(self, random: Draw) -> Examples:
-        o, B = self.options, random.size
-        S, N, M = o.slots, o.needles, o.needles * (1 + o.repeats)
+    def generate(self, rng: CounterRNG) -> Examples:
+        options, B = self.options, rng.size
+        S, N = options.slots, options.needles
         rows = np.arange(B)[:, None]
-        keys = random.permutations("keys", o.keys)  # the first N are needles, the others noise
-        values = random.integers("values", N, o.values)
-        kind = self._kinds(random, S, M)  # [B, S]: needle number, -1 noise, -2 filler
+        # the first N keys of each permutation are the needles', the others may be distractors'
+        keys = rng.permutations("keys", options.keys)
+        values = rng.integers("values", N, options.values)
+        content = self._slot_contents(rng)  # [B, S]
         pairs = np.empty((B, S, 2), dtype=np.int64)
-        pairs[:] = self.filler + random.integers("fillers", 2 * S, o.fillers).reshape(B, S, 2)
-        noise_keys = self.decoy + random.integers("noise keys", S, max(o.decoys, 1))
-        if o.near:
-            left = o.keys - N - self.kept_out
-            near = self.key + keys[rows, N + random.integers("near keys", S, left)]
-            noise_keys = np.where(random.uniform("near", S) < o.near, near, noise_keys)
-        pairs[..., 0] = np.where(kind == -1, noise_keys, pairs[..., 0])
-        noise_values = self.value + random.integers("noise values", S, o.values)
-        pairs[..., 1] = np.where(kind == -1, noise_values, pairs[..., 1])
-        of = np.maximum(kind, 0)
-        pairs[..., 0] = np.where(kind >= 0, self.key + keys[rows, of], pairs[..., 0])
-        pairs[..., 1] = np.where(kind >= 0, self.value + values[rows, of], pairs[..., 1])
-
-        asked = self._asked(random, N)  # [B, R]
-        ends = np.stack([self.key + keys[rows, asked], self.value + values[rows, asked]], axis=-1)
-        return self._write(kind, asked, pairs, ends)
-
-    def _kinds(self, random: Draw, S: int, M: int) -> Array:
-        """Return what stands in each slot: a needle's number, -1 for noise, -2 for filler."""
-        o = self.options
-        u = random.uniform("slots", S)
-        if o.depth is not None:  # the slot at that depth comes first, for needle 0
-            u[:, round(o.depth * (S - 1))] = -1.0
-        order = np.argsort(u, axis=1)
-        place = np.full(S, -2, dtype=np.int64)
-        place[:M] = np.arange(M) % o.needles
-        place[M : M + round(o.noise * (S - M))] = -1
-        kind = np.empty((random.size, S), dtype=np.int64)
-        np.put_along_axis(kind, order, np.broadcast_to(place, kind.shape), axis=1)
-        return kind
-
-    def _asked(self, random: Draw, N: int) -> Array:
-        """Return the needles asked for at the end; the one at a chosen depth comes first."""
-        u = random.uniform("asked", N)
-        if self.options.depth is not None:
-            u[:, 0] = -1.0
-        return np.argsort(u, axis=1)[:, : self.options.queried]
-
-    def _write(self, kind: Array, asked: Array, pairs: Array, ends: Array) -> Examples:
-        """Return the texts: what is left over stands as filler after the first token."""
-        o, (B, S) = self.options, kind.shape
-        out = Examples.blank(B, o.length, self.filler)
-        start, stop = o.length - 2 * (S + o.queried), o.length - 2 * o.queried
-        out.tokens[:, start:stop] = pairs.reshape(B, -1)
-        out.tokens[:, stop:] = ends.reshape(B, -1)
-        first = kind >= 0  # a needle's first place is the needle, the later ones ask
-        for needle in range(o.needles if o.repeats else 0):
-            here = kind == needle
-            first &= ~here | (np.cumsum(here, axis=1) == 1)
-        again = (kind >= 0) & ~first
-        key_role = np.select([first, again, kind == -1], [Role.KEY, Role.QUERY, Role.NOISE], 2)
-        value_role = np.select(
-            [first, again, kind == -1], [Role.ANSWER, Role.TARGET, Role.NOISE], 2
+        fillers = rng.integers("fillers", 2 * S, options.fillers).reshape(B, S, 2)
+        pairs[:] = self.first_filler + fillers
+        distractor_keys = self.first_decoy + rng.integers("noise keys", S, max(options.decoys, 1))
+        if options.near:
+            unused = options.keys - N - self.held_back_keys
+            near_keys = keys[rows, N + rng.integers("near keys", S, unused)]
+            is_near = rng.uniform("near", S) < options.near
+            distractor_keys = np.where(is_near, self.first_key + near_keys, distractor_keys)
+        distractor_values = self.first_value + rng.integers("noise values", S, options.values)
+        distractor = content == _DISTRACTOR
+        pairs[..., 0] = np.where(distractor, distractor_keys, pairs[..., 0])
+        pairs[..., 1] = np.where(distractor, distractor_values, pairs[..., 1])
+        number = np.maximum(content, 0)
+        pairs[..., 0] = np.where(content >= 0, self.first_key + keys[rows, number], pairs[..., 0])
+        pairs[..., 1] = np.where(
+            content >= 0, self.first_value + values[rows, number], pairs[..., 1]
         )
+        queried = self._queried_needles(rng)  # [B, R]
+        queries = np.stack(
+            [self.first_key + keys[rows, queried], self.first_value + values[rows, queried]],
+            axis=-1,
+        )  # [B, R, 2]
+        return self._assemble(content, queried, pairs, queries)
+
+    def _slot_contents(self, rng: CounterRNG) -> Array:
+        """Return what each slot holds: a needle's number, _DISTRACTOR or _FILLER, [B, S]."""
+        options = self.options
+        S, M = options.slots, options.needles * (1 + options.repeats)
+        priority = rng.uniform("slots", S)
+        if options.depth is not None:  # the slot at that depth comes first, for needle 0
+            priority[:, round(options.depth * (S - 1))] = -1.0
+        order = np.argsort(priority, axis=1)
+        ordered = np.full(S, _FILLER, dtype=np.int64)
+        ordered[:M] = np.arange(M) % options.needles
+        ordered[M : M + round(options.noise * (S - M))] = _DISTRACTOR
+        content = np.empty((rng.size, S), dtype=np.int64)
+        np.put_along_axis(content, order, np.broadcast_to(ordered, content.shape), axis=1)
+        return content
+
+    def _queried_needles(self, rng: CounterRNG) -> Array:
+        """Return the needles queried at the end, [B, R]; the one at a chosen depth is first."""
+        priority = rng.uniform("asked", self.options.needles)
+        if self.options.depth is not None:
+            priority[:, 0] = -1.0
+        return np.argsort(priority, axis=1)[:, : self.options.queried]
+
+    def _assemble(self, content: Array, queried: Array, pairs: Array, queries: Array) -> Examples:
+        """Return the sequences; positions left over stay filler, after the first token."""
+        options, (B, S) = self.options, content.shape
+        out = Examples.blank(B, options.length, self.first_filler)
+        stop = options.length - 2 * options.queried
+        start = stop - 2 * S
+        out.tokens[:, start:stop] = pairs.reshape(B, -1)
+        out.tokens[:, stop:] = queries.reshape(B, -1)
+        first = content >= 0  # the first occurrence is the needle, later ones are queries
+        for needle in range(options.needles if options.repeats else 0):
+            here = content == needle
+            first &= ~here | (np.cumsum(here, axis=1) == 1)
+        conditions = [first, (content >= 0) & ~first, content == _DISTRACTOR]
+        key_role = np.select(conditions, [Role.KEY, Role.QUERY, Role.NOISE], Role.HAYSTACK)
+        value_role = np.select(conditions, [Role.ANSWER, Role.TARGET, Role.NOISE], Role.HAYSTACK)
         out.roles[:, start:stop] = np.stack([key_role, value_role], axis=-1).reshape(B, -1)
         out.roles[:, stop::2], out.roles[:, stop + 1 :: 2] = Role.QUERY, Role.TARGET
-        out.needle[:, start:stop] = np.repeat(np.maximum(kind, -1), 2, axis=1)
-        out.needle[:, stop:] = np.repeat(asked, 2, axis=1)
-        out.ask()
+        out.needle[:, start:stop] = np.repeat(np.maximum(content, -1), 2, axis=1)
+        out.needle[:, stop:] = np.repeat(queried, 2, axis=1)
+        out.label_targets()
         return out

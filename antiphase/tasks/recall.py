@@ -1,7 +1,7 @@
-"""Associative recall of many pairs (MQAR): pairs first, then their keys again among filler.
+"""Multi-query associative recall (MQAR): key-value pairs first, then their keys among filler.
 
 <bos> key4 val2  key1 val9  key7 val3  f2 f5  key1 val9  f0 f1  key4 val2  ..
-pairs                            ..     question          question
+      pair       pair       pair              query, target     query, target
 """
 
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from antiphase.tasks.base import Examples, Role
-from antiphase.tasks.counter_rng import Draw
-from antiphase.tasks.key_value import PairOptions, PairTask
+from antiphase.tasks.counter_rng import CounterRNG
+from antiphase.tasks.key_value import KeyValueOptions, KeyValueTask
 
 
 @dataclass(frozen=True)
-class RecallOptions(PairOptions):
-    """`pairs` of `keys` and `values`; `queries` of them come again, each once."""
+class RecallOptions(KeyValueOptions):
+    """`pairs` per sequence; `queries` of them are queried, each once."""
 
     keys: int = 32
     values: int = 32
@@ -37,34 +37,35 @@ class RecallOptions(PairOptions):
 
     @property
     def slots(self) -> int:
-        """Return the two-token slots after the pairs."""
+        """Return the number of two-token slots after the pairs."""
         return (self.length - 1) // 2 - self.pairs
 
 
-class Recall(PairTask):
+class Recall(KeyValueTask):
     """Recall of values by their keys."""
 
     name = "recall"
     Options = RecallOptions
 
-    def draw(self, random: Draw) -> Examples:
-        o, B = self.options, random.size
-        P, S, rows = o.pairs, o.slots, np.arange(random.size)[:, None]
-        keys = self.key + random.permutations("keys", o.keys)[:, :P]
-        values = self.value + random.integers("values", P, o.values)
-        asked = random.permutations("asked", P)[:, : o.queries]
-        where = random.permutations("slots", S)[:, : o.queries]
-        slots = self.filler + random.integers("fillers", 2 * S, o.fillers).reshape(B, S, 2)
-        slots[rows, where] = np.stack([keys[rows, asked], values[rows, asked]], axis=-1)
-        out = Examples.blank(B, o.length, self.filler)
-        start = o.length - 2 * (P + S)
+    def generate(self, rng: CounterRNG) -> Examples:
+        options, B = self.options, rng.size
+        P, S, rows = options.pairs, options.slots, np.arange(B)[:, None]
+        keys = self.first_key + rng.permutations("keys", options.keys)[:, :P]
+        values = self.first_value + rng.integers("values", P, options.values)
+        queried = rng.permutations("asked", P)[:, : options.queries]
+        query_slots = rng.permutations("slots", S)[:, : options.queries]
+        fillers = rng.integers("fillers", 2 * S, options.fillers).reshape(B, S, 2)
+        slots = self.first_filler + fillers
+        slots[rows, query_slots] = np.stack([keys[rows, queried], values[rows, queried]], axis=-1)
+        out = Examples.blank(B, options.length, self.first_filler)
+        start = options.length - 2 * (P + S)
         middle = start + 2 * P
         out.tokens[:, start:middle:2], out.tokens[:, start + 1 : middle : 2] = keys, values
         out.tokens[:, middle:] = slots.reshape(B, -1)
         out.roles[:, start:middle:2], out.roles[:, start + 1 : middle : 2] = Role.KEY, Role.ANSWER
         out.needle[:, start:middle] = np.repeat(np.arange(P), 2)
-        at = middle + 2 * where
-        out.roles[rows, at], out.roles[rows, at + 1] = Role.QUERY, Role.TARGET
-        out.needle[rows, at], out.needle[rows, at + 1] = asked, asked
-        out.ask()
+        position = middle + 2 * query_slots
+        out.roles[rows, position], out.roles[rows, position + 1] = Role.QUERY, Role.TARGET
+        out.needle[rows, position], out.needle[rows, position + 1] = queried, queried
+        out.label_targets()
         return out

@@ -1,4 +1,4 @@
-"""Examples of a task in colours: needles, noise, questions and answers."""
+"""Examples of a task as colored text: the color of a token is its role."""
 
 from rich.text import Text
 
@@ -16,20 +16,20 @@ STYLES = {
 }
 
 
-def coloured(task: Task, count: int) -> list[Text]:
-    """Return the first examples, a line each."""
-    made = task.examples(range(count))
+def render_examples(task: Task, count: int) -> list[Text]:
+    """Return the first `count` examples of a task, one line each."""
+    batch = task.examples(range(count))
     lines = []
-    for tokens, roles in zip(made.tokens, made.roles, strict=True):
+    for tokens, roles in zip(batch.tokens, batch.roles, strict=True):
         line = Text()
         for token, role in zip(tokens, roles, strict=True):
-            line.append(task.words[token], style=STYLES[Role(role)]).append(" ")
+            line.append(task.id_to_token[token], style=STYLES[Role(role)]).append(" ")
         lines.append(line)
     return lines
 
 
-def legend() -> Text:
-    """Return what the colours mean."""
+def render_legend() -> Text:
+    """Return the name of every role in its color."""
     line = Text()
     for role, style in STYLES.items():
         line.append(role.name.lower(), style=style).append("  ")

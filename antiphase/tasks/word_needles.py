@@ -1,7 +1,11 @@
-"""The needle task in words: "The special number for CITY is N.", for models that read language.
+"""The needle task in English: "The special number for CITY is N.", for pretrained models.
 
-The haystack is plain sentences with needles of several cities between them; one city is asked for,
-through the model's chat template where it has one.
+    The baker opens his shop ... The special number for Oslo is 417. ... The library closes ...
+    Question: What is the special number for Oslo?
+    Answer: The special number for Oslo is 417
+
+The haystack is plain sentences with the needles of several cities between them. One city is
+queried, through the model's chat template where it has one.
 """
 
 from dataclasses import dataclass
@@ -82,22 +86,46 @@ DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 @dataclass(frozen=True)
 class Question:
-    """One text, its answer at the end."""
+    """One sequence, with its answer at the end.
+
+    Attributes:
+        ids: token ids, [T].
+        answer: the position where the answer begins.
+        row: the position that predicts the first digit of the answer.
+        relevant: positions of the queried city and its number in the haystack.
+        depth: relative position of the needle: 0 at the start of the haystack.
+        text: the same sequence as text.
+
+    """
 
     ids: list[int]
-    answer: int  # where the answer begins
-    row: int  # the token that predicts the first digit
-    relevant: list[int]  # where the asked city and its number stand in the haystack
-    depth: float  # of the needle: 0 at the start of the haystack
+    answer: int
+    row: int
+    relevant: list[int]
+    depth: float
     text: str
 
 
 class WordNeedles:
-    """Questions by number, for one tokenizer; depths take turns."""
+    """Questions by index, for one tokenizer; the depth cycles through `DEPTHS`.
+
+    Args:
+        tokenizer: a fast tokenizer (it knows the character offsets of its tokens).
+        length: the maximum sequence length in tokens.
+        needles: number of needles per sequence; one of them is queried.
+        seed: other seeds give other questions.
+
+    Raises:
+        ValueError: the tokenizer is not fast, its chat template fails, or the length leaves no
+            room for a haystack.
+
+    """
 
     def __init__(self, tokenizer: Any, length: int = 512, needles: int = 4, seed: int = 0) -> None:
         if not getattr(tokenizer, "is_fast", False):
-            raise ValueError("needles in words: needs a fast tokenizer, which knows its offsets")
+            raise ValueError(
+                "WordNeedles: needs a fast tokenizer, which knows the offsets of its tokens"
+            )
         if not 1 <= needles <= len(CITIES):
             raise ValueError(f"needles: got {needles}, expected 1 to {len(CITIES)}")
         self.tokenizer, self.length, self.needles, self.seed = tokenizer, length, needles, seed
@@ -107,36 +135,37 @@ class WordNeedles:
         self._room -= needles * (self._count(_needle(longest, 999)) + 1)
         if self._room < max(self._sizes):
             raise ValueError(
-                f"length: {length} tokens hold no haystack beside {needles} needles and the "
-                "question; give more"
+                f"length: {length} tokens leave no room for a haystack beside {needles} needles "
+                "and the question; raise length"
             )
 
     def question(self, i: int) -> Question:
         """Return question i."""
-        random = np.random.default_rng([self.seed, i])
-        cities = [CITIES[c] for c in random.permutation(len(CITIES))[: self.needles]]
-        numbers = [int(n) for n in random.permutation(900)[: self.needles] + 100]
-        hay: list[str] = []
+        rng = np.random.default_rng([self.seed, i])
+        cities = [CITIES[c] for c in rng.permutation(len(CITIES))[: self.needles]]
+        numbers = [int(n) for n in rng.permutation(900)[: self.needles] + 100]
+        sentences: list[str] = []
         room = self._room
         while True:
-            pick = int(random.integers(len(HAYSTACK)))
+            pick = int(rng.integers(len(HAYSTACK)))
             room -= self._sizes[pick] + 1
             if room < 0:
                 break
-            hay.append(HAYSTACK[pick])
+            sentences.append(HAYSTACK[pick])
         depth = DEPTHS[i % len(DEPTHS)]
-        places = [depth * len(hay), *random.uniform(0, len(hay), self.needles - 1)]
-        needles = [_needle(c, n) for c, n in zip(cities, numbers, strict=True)]
-        parts = list(hay)
+        n = len(sentences)
+        places = [depth * n, *rng.uniform(0, n, self.needles - 1)]
+        needles = [_needle(c, number) for c, number in zip(cities, numbers, strict=True)]
         for place, needle in sorted(zip(places, needles, strict=True), reverse=True):
-            parts.insert(round(place), needle)
-        return self._encoded(" ".join(parts), needles[0], cities[0], numbers[0], depth)
+            sentences.insert(round(place), needle)
+        return self._encode(" ".join(sentences), needles[0], cities[0], numbers[0], depth)
 
-    def _encoded(self, hay: str, needle: str, city: str, number: int, depth: float) -> Question:
-        prompt = self._prompt(hay, city)
+    def _encode(self, haystack: str, needle: str, city: str, number: int, depth: float) -> Question:
+        """Tokenize a question and find the positions of its needle and answer."""
+        prompt = self._prompt(haystack, city)
         text = f"{prompt} {number}"
         encoded = self.tokenizer(
-            text, return_offsets_mapping=True, add_special_tokens=not self._templated
+            text, return_offsets_mapping=True, add_special_tokens=not self._has_template
         )
         spans = encoded["offset_mapping"]
         start = text.index(needle)
@@ -144,30 +173,30 @@ class WordNeedles:
             (start + needle.index(word), start + needle.index(word) + len(word))
             for word in (city, str(number))
         ]
-        relevant = [t for t, span in enumerate(spans) if any(_meet(span, w) for w in wanted)]
+        relevant = [t for t, span in enumerate(spans) if any(_overlap(span, w) for w in wanted)]
         answer = next(t for t, (_, end) in enumerate(spans) if end > len(prompt))
         digit = next(t for t, (_, end) in enumerate(spans) if end > len(prompt) + 1)
         last = max(t for t, (_, end) in enumerate(spans) if end > len(prompt))
-        ids = encoded["input_ids"][: last + 1]  # some tokenizers add an end
+        ids = encoded["input_ids"][: last + 1]  # some tokenizers append an end token
         return Question(ids, answer, digit - 1, relevant, depth, text)
 
-    def _prompt(self, hay: str, city: str) -> str:
+    def _prompt(self, haystack: str, city: str) -> str:
         """Return everything before the answer."""
         question = f"What is the special number for {city}?"
-        begun = f"The special number for {city} is"
-        if not self._templated:
-            return f"{hay}\n\nQuestion: {question}\nAnswer: {begun}"
-        turns = [{"role": "user", "content": f"{hay}\n\n{question}"}]
+        answer_start = f"The special number for {city} is"
+        if not self._has_template:
+            return f"{haystack}\n\nQuestion: {question}\nAnswer: {answer_start}"
+        messages = [{"role": "user", "content": f"{haystack}\n\n{question}"}]
         try:
-            opened = self.tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=True
+            prompt = self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
             )
-        except Exception as error:  # a template is a program
+        except Exception as error:  # a template is a program, it can raise anything
             raise ValueError(f"the tokenizer's chat template does not work ({error})") from error
-        return f"{opened}{begun}"
+        return f"{prompt}{answer_start}"
 
     @property
-    def _templated(self) -> bool:
+    def _has_template(self) -> bool:
         return bool(getattr(self.tokenizer, "chat_template", None))
 
     def _count(self, text: str) -> int:
@@ -178,5 +207,5 @@ def _needle(city: str, number: int) -> str:
     return f"The special number for {city} is {number}."
 
 
-def _meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
-    return a[0] < b[1] and b[0] < a[1]
+def _overlap(span: tuple[int, int], other: tuple[int, int]) -> bool:
+    return span[0] < other[1] and other[0] < span[1]

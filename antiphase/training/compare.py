@@ -54,6 +54,21 @@ def compare(folders: list[Path]) -> list[Group]:
     return [_group(runs, recipes) for runs in found.values()]
 
 
+def comparison_rows(groups: list[Group]) -> tuple[list[str], list[list[str]]]:
+    """Return the columns and one row per group; scores that not all groups have are left out."""
+    names = [name for name in groups[0].scores if all(name in group.scores for group in groups)]
+    rows = [
+        [
+            group.title,
+            str(len(group.seeds)),
+            f"{group.parameters:,}",
+            *(str(group.scores[name]) for name in names),
+        ]
+        for group in groups
+    ]
+    return ["run", "seeds", "parameters", *names], rows
+
+
 def ended_runs(folders: list[Path]) -> tuple[list[Path], dict[Path, str]]:
     """Return the runs among these folders that have ended, and why the others are none of them."""
     others = {}

@@ -1,20 +1,13 @@
-"""The command line, as a user meets it."""
+"""Every command, as a user runs it."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from antiphase.cli import app
+from tests.cli.runner import invoke, save_model
 
 SMALL = ["--length", "64", "--heads", "2", "--width", "8", "--rounds", "2", "--threads", "1"]
-
-
-def invoke(*arguments: str):
-    return CliRunner().invoke(app, list(arguments))
 
 
 def test_doctor_names_the_level(cxx):
@@ -26,8 +19,9 @@ def test_doctor_names_the_level(cxx):
 
 def test_bench_writes_a_table_json_and_a_picture(tmp_path: Path):
     json_file, picture = tmp_path / "out" / "bench.json", tmp_path / "out" / "bench.png"
-    result = invoke("bench", "attention", *SMALL, "--json", str(json_file), "--plot", str(picture))
+    result = invoke("bench", "attention", *SMALL, "--out", str(json_file), "--plot", str(picture))
     assert result.exit_code == 0, result.output
+    assert "wall ratio (quartiles)" in result.stdout
     run = json.loads(json_file.read_text())
     assert {c["setting"]["dtype"] for c in run["cells"]} == {"fp32", "bf16"}
     rows = run["cells"][0]["rows"]
@@ -39,11 +33,14 @@ def test_bench_writes_a_table_json_and_a_picture(tmp_path: Path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_bench_of_decoding():
-    result = invoke("bench", "attention", *SMALL, "--queries", "1", "--no-backward")
+def test_bench_of_decoding_prints_json():
+    options = ["--queries", "1", "--no-backward", "--dtype", "fp32"]
+    result = invoke("bench", "attention", *SMALL, *options)
     assert result.exit_code == 0, result.output
     assert "1 query rows" in result.output
     assert "forward + backward" not in result.output
+    run = json.loads(invoke("bench", "attention", *SMALL, *options, "--json").stdout)
+    assert not any(row["backward"] for row in run["cells"][0]["rows"])
 
 
 @pytest.mark.parametrize(
@@ -58,43 +55,23 @@ def test_bench_of_decoding():
         (["--queries", "100"], "--queries: got 100"),
     ],
 )
-def test_bad_options_are_refused(options: list[str], message: str):
+def test_invalid_options_raise(options: list[str], message: str):
     result = invoke("bench", "attention", *SMALL, *options)
     assert result.exit_code == 2
     assert message in result.output
 
 
-def test_build_kernels_without_a_compiler(tmp_path: Path):
-    result = subprocess.run(
-        [sys.executable, "-m", "antiphase", "build-kernels"],
-        env={"PATH": "", "CXX": "/nowhere/c++", "ANTIPHASE_CACHE": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 2
+def test_build_kernels_without_a_compiler(tmp_path: Path, monkeypatch):
+    for name, value in {"PATH": "", "CXX": "/nowhere/c++", "ANTIPHASE_CACHE": tmp_path}.items():
+        monkeypatch.setenv(name, str(value))
+    result = invoke("build-kernels")
+    assert result.exit_code == 2
     assert "could not be built: no C++ compiler" in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def saved(folder: Path, vocabulary: int = 61) -> Path:
-    """Save a tiny model with a tokenizer of single letters."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    from tests.models.tiny import model
-
-    letters = {chr(ord("A") + i): i for i in range(58)} | {"<unk>": 58}
-    tokenizer = Tokenizer(models.WordLevel(letters, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
-    model("diff_v1", vocab_size=vocabulary).save_pretrained(folder)
-    return folder
-
-
-def test_generate_goes_on_from_a_prompt(tmp_path: Path):
-    folder = saved(tmp_path / "model")
+def test_generate_continues_a_prompt(tmp_path: Path):
+    folder = save_model(tmp_path / "model")
     options = ["--max-new-tokens", "7", "--temperature", "0"]
     first = invoke("generate", str(folder), "Hello", *options)
     assert first.exit_code == 0, first.output
@@ -108,30 +85,33 @@ def test_generate_goes_on_from_a_prompt(tmp_path: Path):
     assert drawn[0] != drawn[1]
 
 
-def test_generate_says_what_is_missing(tmp_path: Path, capsys):
+def test_generate_says_what_is_missing(tmp_path: Path):
     from tests.models.tiny import model
 
     model("diff_v1").save_pretrained(tmp_path)
+    small = save_model(tmp_path / "small", vocabulary=30)
     for arguments, message in {
         (str(tmp_path), "Hello"): "has no tokenizer that transformers can load",
         (str(tmp_path / ".."), "Hello"): "no config.json in it",
+        (str(small), "hello"): "do not belong together",
+        (str(small), ""): "prompt: is empty",
+        (str(small), "A", "--max-new-tokens", "0"): "--max-new-tokens: got 0",
+        (str(small), "A", "--top-p", "0"): "--top-p: got 0",
+        (str(small), "A", "--temperature", "-1"): "--temperature: got -1",
     }.items():
         result = invoke("generate", *arguments)
-        assert isinstance(result.exception, ValueError)
-        assert message in str(result.exception)
-    small = saved(tmp_path / "small", vocabulary=30)
-    assert "do not belong together" in str(invoke("generate", str(small), "hello").exception)
-    assert "prompt: is empty" in str(invoke("generate", str(small), "").exception)
-    assert invoke("generate", str(small), "A", "--max-new-tokens", "0").exit_code == 2
+        assert result.exit_code == 2
+        assert message in result.stderr
+        assert result.stdout == ""
 
 
 def test_show_a_preset_and_a_saved_model(tmp_path: Path):
-    result = invoke("show", "nano", "--every")
+    result = invoke("show", "nano", "--every", "--context", "64")
     assert result.exit_code == 0, result.output
     assert "412,288" in result.output
-    for name in ("low_rank_noise", "signed_mask", "300 (asked for 344"):
+    for name in ("low_rank_noise", "signed_mask", "300 (requested 344"):
         assert name in result.output
-    folder = saved(tmp_path / "model")
+    folder = save_model(tmp_path / "model")
     result = invoke("show", str(folder))
     assert "diff_v1" in result.output
     assert "4 heads, 8 maps, 4 kv heads" in result.output
@@ -139,36 +119,80 @@ def test_show_a_preset_and_a_saved_model(tmp_path: Path):
 
 
 def test_show_says_why_a_mechanism_does_not_fit(tmp_path: Path):
+    from antiphase.models import AntiphaseConfig
+
+    shape = {"hidden_size": 96, "num_attention_heads": 3, "num_hidden_layers": 1, "vocab_size": 32}
+    AntiphaseConfig(attention="standard", **shape).save_pretrained(tmp_path / "odd")
+    result = invoke("show", str(tmp_path / "odd"), "--every", "--context", "8")
+    assert result.exit_code == 0, result.output
+    assert "diff_v1: does not fit this shape" in result.output
+    found = json.loads(
+        invoke("show", str(tmp_path / "odd"), "--every", "--context", "8", "--json").stdout
+    )
+    assert "diff_v1" in found["unfit"]
+    assert "diff_v1" not in found["mechanisms"]
+    assert found["mechanisms"]["standard"]["parameters"]["total"] > 0
+
+
+@pytest.mark.slow
+def test_show_every_mechanism_of_a_larger_preset():
     result = invoke("show", "small", "--every", "--attention", "grouped")
     assert result.exit_code == 0, result.output
-    odd = invoke("show", "nano", "--attention", "nonsense")
-    assert "allowed are standard, diff_v1" in str(odd.exception)
-    assert "presets are nano" in str(invoke("show", "nowhere").exception)
+
+
+def test_show_says_what_is_wrong(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    assert "is a 'llama' model" in str(invoke("show", str(tmp_path)).exception)
-    assert invoke("show", "nano", "--context", "0").exit_code == 2
-    assert invoke("show", "nano", "--dtype", "int8").exit_code == 2
+    for arguments, message in {
+        ("nano", "--attention", "nonsense"): "allowed are standard, diff_v1",
+        ("nowhere",): "presets are nano",
+        (str(tmp_path),): "is a 'llama' model",
+        ("nano", "--context", "0"): "--context: got 0",
+        ("nano", "--dtype", "int8"): "--dtype: got 'int8'",
+    }.items():
+        result = invoke("show", *arguments)
+        assert result.exit_code == 2
+        assert message in result.stderr
+
+
+def test_show_generate_and_analyze_take_a_run_folder(tmp_path: Path):
+    from antiphase.training import Recipe
+
+    run = tmp_path / "run"
+    save_model(run / "model")
+    options = {"length": 16, "needles": 2, "keys": 4}
+    (run / "recipe.yaml").write_text(Recipe(task_options=options).as_yaml())
+    for arguments in (
+        ["show", str(run), "--context", "8"],
+        ["generate", str(run), "Hello", "--max-new-tokens", "2"],
+    ):
+        result = invoke(*arguments)
+        assert result.exit_code == 0, result.output
+    result = invoke("analyze", str(run), "--texts", "2", "--out", str(tmp_path / "a"), "--json")
+    assert result.exit_code == 0, result.output  # --texts is the former name of --sequences
+    found = json.loads(result.stdout)
+    assert found[str(run)] == json.loads((tmp_path / "a" / "run" / "analysis.json").read_text())
 
 
 def test_import_weights_there_and_back(tmp_path: Path):
-    saved(tmp_path / "ours")
+    save_model(tmp_path / "ours")
     result = invoke("import-weights", str(tmp_path / "ours"), str(tmp_path / "theirs"))
     assert result.exit_code == 0, result.output
     assert "DiffLlamaForCausalLM" in result.output
     result = invoke("import-weights", str(tmp_path / "theirs"), str(tmp_path / "back"))
     assert "AntiphaseForCausalLM" in result.output
     options = ["Hello", "--max-new-tokens", "9", "--temperature", "0"]
-    texts = [
+    generated = [
         invoke("generate", str(tmp_path / n), *options).stdout for n in ("ours", "theirs", "back")
     ]
-    assert texts[0] == texts[1] == texts[2]
+    assert generated[0] == generated[1] == generated[2]
 
 
 def test_bench_of_models_compares_equal_parameters(tmp_path: Path):
     file = tmp_path / "model.json"
     result = invoke(
         *("bench", "model", "--size", "nano", "--length", "32", "--new-tokens", "2"),
-        *("--rounds", "2", "--kv-heads", "2", "--json", str(file)),
+        *("--rounds", "2", "--kv-heads", "2", "--out", str(file)),
     )
     assert result.exit_code == 0, result.output
     run = json.loads(file.read_text())
@@ -190,35 +214,48 @@ def test_bench_of_models_compares_equal_parameters(tmp_path: Path):
     assert invoke("bench", "model", "--dtype", "fp8").exit_code == 2
     assert invoke("bench", "model", "--rounds", "0").exit_code == 2
     assert invoke("bench", "model", "--race", "sleeping").exit_code == 2
+    assert "--size: got 'huge'" in invoke("bench", "model", "--size", "huge").stderr
 
 
 TINY = ["--set", "model={hidden_size: 32, num_hidden_layers: 1}", "--set", "batch_size=8"]
 TINY += ["--set", "task_options={length: 16, needles: 2, keys: 4}", "--set", "evaluate_every=10"]
+TINY += ["--set", "evaluate_examples=32"]
 
 
-def test_train_compare_and_go_on(tmp_path: Path):
+def test_train_compare_and_resume(tmp_path: Path):
     folders = []
     for attention, seed in (("standard", "0"), ("standard", "1"), ("diff_v1", "0")):
         folder = tmp_path / f"{attention}-{seed}"
-        made = invoke(
+        done = invoke(
             *("train", "--task", "needle", "--attention", attention, "--seed", seed),
             *("--steps", "20", "--out", str(folder), *TINY),
         )
-        assert made.exit_code == 0, made.output
+        assert done.exit_code == 0, done.output
         folders.append(str(folder))
     assert "wrote" in invoke("train", "--resume", folders[0]).output
+    assert invoke("train", "--resume", folders[0], "--quiet").stdout == f"{folders[0]}\n"
+    resumed = json.loads(invoke("train", "--resume", folders[0], "--json").stdout)
+    assert resumed["run"] == folders[0]
+    assert resumed["scores"]["loss"] > 0
     again = invoke("train", "--task", "needle", "--out", folders[0], *TINY)
-    assert "overwrite with --force" in str(again.exception)
+    assert "overwrite with --force" in again.stderr
     picture = tmp_path / "curves.png"
     result = invoke("compare", *folders, "--plot", str(picture))
     assert result.exit_code == 0, result.output
     assert "±" in result.output  # two seeds of standard
     assert picture.read_bytes().startswith(b"\x89PNG")
+    groups = json.loads(invoke("compare", *folders, "--json").stdout)
+    assert [len(group["seeds"]) for group in groups] == [2, 1]
+    assert groups[0]["scores"]["loss"]["mean"] > 0
+    assert groups[1]["scores"]["loss"]["half"] is None  # one seed has no interval
+    narrow = invoke("compare", *folders, env={"COLUMNS": "80"})
+    assert max(map(len, narrow.stdout.splitlines())) <= 80
+    assert "…" not in narrow.stdout
     mixed = invoke("compare", folders[0], str(tmp_path))
     assert mixed.exit_code == 0
     assert "is no run (no recipe.yaml in it); left out" in mixed.output
-    assert "no ended run among" in invoke("compare", str(tmp_path)).output
-    assert "would count twice" in str(invoke("compare", folders[0], folders[0]).exception)
+    assert "no finished run among" in invoke("compare", str(tmp_path)).output
+    assert "would count twice" in invoke("compare", folders[0], folders[0]).stderr
     assert invoke("compare", folders[0], "--plot", str(tmp_path / "x")).exit_code == 2
     assert invoke("train", "--resume", folders[0], "--steps", "9").exit_code == 2
 
@@ -226,7 +263,20 @@ def test_train_compare_and_go_on(tmp_path: Path):
 def test_train_says_what_is_missing():
     assert "needle-nano" in invoke("train", "--list").output
     assert invoke("train").exit_code == 2
-    assert "no built-in" in str(invoke("train", "nonsense").exception)
+    assert "no built-in" in invoke("train", "nonsense").stderr
+
+
+def test_a_run_that_stops_early_exits_with_130(tmp_path: Path, monkeypatch):
+    from antiphase.training import run
+    from antiphase.training.stopping import StoppedError
+
+    def stop(*args, **kwargs):
+        raise StoppedError("stopped at step 3 of 9; resume with --resume")
+
+    monkeypatch.setattr(run, "train", stop)
+    result = invoke("train", "--task", "needle", "--out", str(tmp_path / "run"))
+    assert result.exit_code == 130
+    assert result.stderr == "antiphase: stopped at step 3 of 9; resume with --resume\n"
 
 
 def test_task_shows_examples():
@@ -234,7 +284,14 @@ def test_task_shows_examples():
     assert result.exit_code == 0, result.output
     assert result.output.count("<bos>") == 2
     assert "haystack" in result.output
-    assert "allowed are needle" in str(invoke("task", "hay").exception)
+    assert "allowed are needle" in invoke("task", "hay").stderr
+    quiet = invoke("task", "needle", "--show", "2", "--quiet")
+    assert [line.split()[0] for line in quiet.stdout.splitlines()] == ["<bos>", "<bos>"]
+    found = json.loads(invoke("task", "needle", "--show", "2", "--json").stdout)
+    assert [len(example["tokens"]) for example in found["examples"]] == [64, 64]
+    assert found["examples"][0]["roles"][-1] == "target"
+    assert "use --show" in invoke("task", "needle", "--set", "size=3").stderr
+    assert "give the name of a task" in invoke("task").stderr
 
 
 def test_bench_of_training_compares_the_same_steps():
@@ -242,3 +299,5 @@ def test_bench_of_training_compares_the_same_steps():
     assert result.exit_code == 0, result.output
     assert "run / bare loop, wall" in result.output
     assert invoke("bench", "training", "--steps", "0").exit_code == 2
+    found = json.loads(invoke("bench", "training", "--steps", "2", *TINY, "--json").stdout)
+    assert found["costs"]["wall"]["median"] > 0

@@ -1,4 +1,4 @@
-"""Text: the same corpus always, splits by document, packed files that are checked, clear errors."""
+"""Text: a reproducible corpus, splits by document, packed files that are validated, errors."""
 
 import json
 import sys
@@ -9,13 +9,13 @@ import pytest
 
 from antiphase.evaluation import recall_hits
 from antiphase.tasks import Language
-from antiphase.tasks.text.corpus import documents, manifest
+from antiphase.tasks.text.corpus import documents, manifest, require_sources
 from antiphase.tasks.text.packing import pack
 from antiphase.tasks.text.tokenizer import make_tokenizer
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
+def separate_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("ANTIPHASE_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
@@ -34,26 +34,31 @@ def test_every_document_is_in_one_split(folder):
     }
     tokenizer = language["train"].packed.tokenizer()
     seen = {}
-    for split, made in language.items():
-        text = tokenizer.decode(np.array(made.packed.tokens(split), dtype=np.int64))
+    for split, dataset in language.items():
+        text = tokenizer.decode(np.array(dataset.packed.tokens(split), dtype=np.int64))
         seen[split] = {d.name for d in documents([str(folder)]) if f"{d.text}<|end|>" in text}
     assert sum(map(len, seen.values())) == 120
     assert len(set().union(*seen.values())) == 120
     assert len(seen["train"]) > 100
 
 
-def test_an_epoch_has_every_text_once_in_an_order_of_its_seed(folder):
-    made = Language(text=str(folder), length=32, size=10_000)
-    epochs = [made.examples(range(k * made.texts, (k + 1) * made.texts)).tokens for k in (0, 1)]
+def test_an_epoch_has_every_sequence_once_in_the_order_of_its_seed(folder):
+    dataset = Language(text=str(folder), length=32, size=10_000)
+    epochs = [
+        dataset.examples(range(k * dataset.num_sequences, (k + 1) * dataset.num_sequences)).tokens
+        for k in (0, 1)
+    ]
     assert np.array_equal(np.sort(epochs[0], 0), np.sort(epochs[1], 0))
     assert not np.array_equal(*epochs)
-    again = Language(text=str(folder), length=32, size=10_000).examples([made.texts + 3, 5])
+    again = Language(text=str(folder), length=32, size=10_000).examples(
+        [dataset.num_sequences + 3, 5]
+    )
     assert np.array_equal(again.tokens, np.stack([epochs[1][3], epochs[0][5]]))
     other = Language(text=str(folder), length=32, seed=1).examples(range(5))
     assert not np.array_equal(other.tokens, epochs[0][:5])
 
 
-def test_packing_happens_once_and_damage_is_found(folder):
+def test_packing_happens_once_and_damage_is_detected(folder):
     first = pack([str(folder)], "bytes")
     stamp = (first.folder / "train.bin").stat().st_mtime_ns
     assert pack([str(folder)], "bytes").folder == first.folder
@@ -62,7 +67,7 @@ def test_packing_happens_once_and_damage_is_found(folder):
     assert pack([str(folder)], "bytes").folder != first.folder
     with (first.folder / "train.bin").open("r+b") as file:
         file.truncate(100)
-    with pytest.raises(ValueError, match="it is damaged: delete the folder"):
+    with pytest.raises(ValueError, match="the file is damaged: delete the folder"):
         first.tokens("train")
 
 
@@ -70,7 +75,7 @@ def test_one_long_file_has_all_splits(tmp_path):
     text = "".join(f"Line {i} of a long book, and then some more of it.\n" for i in range(4000))
     (tmp_path / "book.txt").write_text(text)
     parts = {s: Language(split=s, text=str(tmp_path), length=64) for s in ("train", "validation")}
-    assert parts["train"].texts > 20 * parts["validation"].texts > 0
+    assert parts["train"].num_sequences > 20 * parts["validation"].num_sequences > 0
     tokenizer = parts["train"].packed.tokenizer()
     seen = tokenizer.decode(np.array(parts["train"].packed.tokens("train"), dtype=np.int64))
     held = tokenizer.decode(np.array(parts["train"].packed.tokens("validation"), dtype=np.int64))
@@ -78,7 +83,7 @@ def test_one_long_file_has_all_splits(tmp_path):
     assert not any(f"{line}\n" in seen for line in lines)
 
 
-def test_another_tokenizer_in_the_same_folder_is_noticed(folder, tmp_path_factory):
+def test_another_tokenizer_in_the_same_folder_is_detected(folder, tmp_path_factory):
     place = tmp_path_factory.mktemp("tokenizer")
     sizes = []
     for text in ("one word ", "many words of many kinds "):
@@ -87,19 +92,19 @@ def test_another_tokenizer_in_the_same_folder_is_noticed(folder, tmp_path_factor
     assert sizes[0] != sizes[1]
 
 
-def test_a_cache_without_a_manifest_is_made_again(folder):
+def test_a_cache_without_a_manifest_is_packed_again(folder):
     first = pack([str(folder)], "bytes")
     (first.folder / "manifest.json").write_text("{")
     assert pack([str(folder)], "bytes").manifest == first.manifest
 
 
-def test_texts_end_where_their_number_says(folder):
-    made = Language(text=str(folder), length=32, size=3)
-    assert len(list(made)) == 3
-    assert set(made[0]) == {"input_ids", "labels", "roles", "needle"}
+def test_iteration_ends_at_the_size(folder):
+    dataset = Language(text=str(folder), length=32, size=3)
+    assert len(list(dataset)) == 3
+    assert set(dataset[0]) == {"input_ids", "labels", "roles", "needle"}
 
 
-def test_the_manifest_says_what_the_corpus_is(folder):
+def test_the_manifest_describes_the_corpus(folder):
     about = manifest([str(folder)])
     assert about["documents"] == 120
     assert about["bytes"] == sum(len(d.text) for d in documents([str(folder)]))
@@ -109,7 +114,7 @@ def test_the_manifest_says_what_the_corpus_is(folder):
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bpe:400"])
-def test_tokenizers_give_the_text_back(kind, tmp_path):
+def test_tokenizers_are_lossless(kind, tmp_path):
     texts = ["def f(x):\n    return x  # ünïcode 漢字", "a b  c\t\r\n"]
     tokenizer = make_tokenizer(kind, texts)
     for text in texts:
@@ -131,7 +136,7 @@ def test_the_standard_library_is_a_corpus():
     assert 8e6 < manifest(["stdlib"])["bytes"] < 30e6
 
 
-def test_a_dataset_is_its_rows(tmp_path, monkeypatch):
+def test_a_hub_dataset_gives_its_rows(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     rows = [{"text": f"row {i}", "other": i} for i in range(3)]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -156,7 +161,7 @@ def test_a_missing_package_is_named(monkeypatch):
         (lambda f: Language(text=str(f / "latin.txt")), "is not UTF-8 text .* at byte 1"),
         (
             lambda f: Language(text=str(f / "tiny.txt")),
-            "fewer than one text of 256; give more text",
+            "fewer than one sequence of 256; give more text",
         ),
         (lambda f: Language(text=str(f / "tiny.txt"), tokenizer="bpe:10"), "at least 300"),
         (lambda f: Language(text=str(f / "tiny.txt"), tokenizer="bpe:x"), "at least 300"),
@@ -167,7 +172,7 @@ def test_a_missing_package_is_named(monkeypatch):
         (lambda f: Language(length=1), "length: got 1"),
     ],
 )
-def test_bad_text_is_named(make, message, tmp_path):
+def test_invalid_text_raises(make, message, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "nothing.txt").write_text("")
     (tmp_path / "latin.txt").write_bytes(b"a\xe9b")
@@ -178,7 +183,17 @@ def test_bad_text_is_named(make, message, tmp_path):
         make(tmp_path)
 
 
-def test_recall_hits_are_ngrams_that_stood_earlier():
+def test_sources_are_found_without_reading_them(folder, monkeypatch):
+    (folder / "latin.txt").write_bytes(b"a\xe9b")
+    require_sources(["stdlib", str(folder), f"{folder}/*.txt", str(folder / "001.txt")])
+    with pytest.raises(ValueError, match="no file, folder or glob that matches"):
+        require_sources(["stdlib", f"{folder}/*.nothing"])
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match="needs the `datasets` package"):
+        require_sources(["datasets:x"])
+
+
+def test_recall_hits_complete_ngrams_that_occurred_earlier():
     tokens = np.array([[1, 2, 3, 9, 1, 2, 3, 1, 2, 4]])
     assert recall_hits(tokens, 2)[0].nonzero()[0].tolist() == [5, 6, 8]
     assert recall_hits(tokens, 3)[0].nonzero()[0].tolist() == [6]

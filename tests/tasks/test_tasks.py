@@ -1,6 +1,8 @@
-"""Made-up tasks: the same example always, splits that never meet, and ground truth that is true."""
+"""Synthetic tasks: reproducible examples, disjoint splits, and correct ground truth."""
 
 import contextlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -21,12 +23,12 @@ def same(a, b):
 
 @each
 @settings(deadline=None, max_examples=20)
-@given(numbers=st.lists(st.integers(0, 999), min_size=1, max_size=8), seed=st.integers(0, 3))
-def test_an_example_depends_on_its_number_alone(name, numbers, seed):
-    made = task(name)(seed=seed)
-    together = made.examples(numbers)
-    for row, number in enumerate(numbers):
-        alone = task(name)(seed=seed, size=2000).examples([number])
+@given(indices=st.lists(st.integers(0, 999), min_size=1, max_size=8), seed=st.integers(0, 3))
+def test_an_example_depends_on_its_index_alone(name, indices, seed):
+    dataset = task(name)(seed=seed)
+    together = dataset.examples(indices)
+    for row, index in enumerate(indices):
+        alone = task(name)(seed=seed, size=2000).examples([index])
         assert all(np.array_equal(getattr(together, f)[row], getattr(alone, f)[0]) for f in FIELDS)
 
 
@@ -38,7 +40,7 @@ def test_seeds_and_splits_give_other_examples(name):
 
 
 @pytest.mark.parametrize("name", ["needle", "arithmetic"])
-def test_splits_never_share_a_text_even_where_texts_are_few(name):
+def test_splits_are_disjoint_even_where_sequences_are_few(name):
     few = {
         "needle": {"length": 8, "keys": 2, "values": 3, "fillers": 2, "decoys": 1, "needles": 1},
         "arithmetic": {"length": 16, "steps": 1, "others": 1, "variables": 3, "modulus": 2},
@@ -48,41 +50,41 @@ def test_splits_never_share_a_text_even_where_texts_are_few(name):
         for seed in (0, 1):
             tokens = task(name)(split=split, seed=seed, size=400, **few).examples(range(400)).tokens
             found.setdefault(split, set()).update(map(bytes, tokens))
-    assert len(found["train"]) < 200  # the same texts come again and again
+    assert len(found["train"]) < 200  # the same sequences are repeated
     assert not found["train"] & found["validation"]
     assert not found["train"] & found["test"]
     assert not found["validation"] & found["test"]
 
 
 @each
-def test_ground_truth_is_true(name):
-    made = task(name)(size=200)
-    e = made.examples(range(200))
-    assert e.tokens.shape == (200, made.length)
-    assert e.tokens.max() < made.vocab_size
-    assert (e.roles[:, 0] == Role.SINK).all()
-    asked = e.labels != IGNORED
-    assert (asked == (e.roles == Role.TARGET)).all()
-    assert (e.labels[asked] == e.tokens[asked]).all()
-    assert asked.any(axis=1).all()
+def test_ground_truth_is_correct(name):
+    dataset = task(name)(size=200)
+    batch = dataset.examples(range(200))
+    assert batch.tokens.shape == (200, dataset.length)
+    assert batch.tokens.max() < dataset.vocab_size
+    assert (batch.roles[:, 0] == Role.SINK).all()
+    is_target = batch.labels != IGNORED
+    assert (is_target == (batch.roles == Role.TARGET)).all()
+    assert (batch.labels[is_target] == batch.tokens[is_target]).all()
+    assert is_target.any(axis=1).all()
     if name == "arithmetic":
         return
-    refusal = getattr(made, "refusal", -1)
-    for row, column in zip(*np.nonzero(asked), strict=True):
-        if e.tokens[row, column] == refusal:
-            assert e.needle[row, column] == -1
+    refusal = getattr(dataset, "refusal", -1)
+    for row, column in zip(*np.nonzero(is_target), strict=True):
+        if batch.tokens[row, column] == refusal:
+            assert batch.needle[row, column] == -1
             continue
-        mine = (e.needle[row] == e.needle[row, column]) & (e.roles[row] == Role.ANSWER)
-        assert mine[:column].any()  # the answer stood earlier
-        assert (e.tokens[row][mine] == e.tokens[row, column]).all()
+        mine = (batch.needle[row] == batch.needle[row, column]) & (batch.roles[row] == Role.ANSWER)
+        assert mine[:column].any()  # the answer occurred earlier
+        assert (batch.tokens[row][mine] == batch.tokens[row, column]).all()
 
 
 def test_arithmetic_answers_are_computed_by_hand():
-    made = task("arithmetic")(length=80, steps=4, others=2, size=50)
-    for tokens in made.examples(range(50)).tokens:
-        words = [made.words[t] for t in tokens if t > 1]
+    dataset = task("arithmetic")(length=80, steps=4, others=2, size=50)
+    for tokens in dataset.examples(range(50)).tokens:
+        strings = [dataset.id_to_token[t] for t in tokens if t > 1]
         values = {}
-        text = " ".join(words)
+        text = " ".join(strings)
         *statements, question = text.split(" ; ")
         for statement in statements:
             left, _, right = statement.partition(" = ")
@@ -92,43 +94,43 @@ def test_arithmetic_answers_are_computed_by_hand():
         assert values[variable] == int(answer)
 
 
-def test_noise_depth_and_repeats_are_what_they_say():
-    made = task("needle")(length=201, needles=5, queried=2, noise=0.25, depth=0.5, size=40)
-    e = made.examples(range(40))
-    slots = made.options.slots
-    assert ((e.roles == Role.NOISE).sum(1) == 2 * round(0.25 * (slots - 5))).all()
-    key = np.argmax((e.roles == Role.KEY) & (e.needle == e.needle[:, -4:-3]), axis=1)
-    assert (np.abs(key / 201 - 0.5) < 0.02).all()  # the needle asked for first
+def test_noise_depth_and_repeats_do_what_they_promise():
+    dataset = task("needle")(length=201, needles=5, queried=2, noise=0.25, depth=0.5, size=40)
+    batch = dataset.examples(range(40))
+    slots = dataset.options.slots
+    assert ((batch.roles == Role.NOISE).sum(1) == 2 * round(0.25 * (slots - 5))).all()
+    key = np.argmax((batch.roles == Role.KEY) & (batch.needle == batch.needle[:, -4:-3]), axis=1)
+    assert (np.abs(key / 201 - 0.5) < 0.02).all()  # the needle that is queried first
     again = task("needle")(length=64, needles=3, keys=8, repeats=4, size=40).examples(range(40))
     assert ((again.roles == Role.TARGET).sum(1) == 3 * 4 + 1).all()
     assert ((again.roles == Role.KEY).sum(1) == 3).all()
     for near in (0.0, 0.5, 1.0):
-        made = task("needle")(near=near, noise=1.0, size=40)
-        e = made.examples(range(40))
-        keys = e.tokens[e.roles == Role.NOISE][::2]
-        share = np.isin(keys, range(made.key, made.value)).mean()
-        assert share == near if near in (0, 1) else abs(share - near) < 0.05
-        asked = e.tokens[:, -2:-1]
-        noise = np.where(e.roles == Role.NOISE, e.tokens, -1)
-        assert (noise != asked).all()  # no noise has the key that is asked for
+        dataset = task("needle")(near=near, noise=1.0, size=40)
+        batch = dataset.examples(range(40))
+        keys = batch.tokens[batch.roles == Role.NOISE][::2]
+        fraction = np.isin(keys, range(dataset.first_key, dataset.first_value)).mean()
+        assert fraction == near if near in (0, 1) else abs(fraction - near) < 0.05
+        queried = batch.tokens[:, -2:-1]
+        noise = np.where(batch.roles == Role.NOISE, batch.tokens, -1)
+        assert (noise != queried).all()  # no distractor has the queried key
 
 
-def test_numbers_that_are_equal_make_equal_examples():
+def test_equal_options_of_other_types_give_equal_examples():
     one, two = task("needle")(noise=1, length=np.int64(32)), task("needle")(noise=1.0, length=32)
     assert (one.examples(range(5)).tokens == two.examples(range(5)).tokens).all()
 
 
 @pytest.mark.parametrize("options", [{}, {"near": 1.0, "noise": 1.0, "keys": 6}])
 def test_absent_keys_are_absent(options):
-    made = task("unanswerable")(size=300, absent=0.4, **options)
-    e = made.examples(range(300))
-    refused = e.tokens[:, -1] == made.refusal
+    dataset = task("unanswerable")(size=300, absent=0.4, **options)
+    batch = dataset.examples(range(300))
+    refused = batch.tokens[:, -1] == dataset.refusal
     assert 0.3 < refused.mean() < 0.5
-    for tokens, none in zip(e.tokens, refused, strict=True):
+    for tokens, none in zip(batch.tokens, refused, strict=True):
         assert (tokens[-2] in tokens[:-2]) != none
 
 
-def test_an_order_turns_the_same_shots():
+def test_order_permutes_the_same_shots():
     orders = [task("many_shot")(order=k, size=30).examples(range(30)) for k in range(3)]
     for other in orders[1:]:
         assert (np.sort(other.tokens, 1) == np.sort(orders[0].tokens, 1)).all()
@@ -137,13 +139,13 @@ def test_an_order_turns_the_same_shots():
 
 
 @each
-def test_a_dataloader_makes_whole_batches(name):
-    made = task(name)(size=10)
-    batches = list(DataLoader(made, batch_size=4))
+def test_a_dataloader_gives_batches(name):
+    dataset = task(name)(size=10)
+    batches = list(DataLoader(dataset, batch_size=4))
     assert [len(b["input_ids"]) for b in batches] == [4, 4, 2]
-    assert torch.equal(batches[1]["input_ids"][1], made[5]["input_ids"])
-    with pytest.raises(IndexError, match="has 10 examples, asked for number 10"):
-        made[10]
+    assert torch.equal(batches[1]["input_ids"][1], dataset[5]["input_ids"])
+    with pytest.raises(IndexError, match="has 10 examples, got index 10"):
+        dataset[10]
 
 
 @pytest.mark.parametrize(
@@ -166,18 +168,18 @@ def test_a_dataloader_makes_whole_batches(name):
         ("many_shot", {"classes": 1}, "classes: got 1, expected 2 to labels=16"),
         ("many_shot", {"length": 12}, "hold 3 shots"),
         ("unanswerable", {"absent": -1}, "absent: got -1"),
-        ("unanswerable", {"queried": 2}, "one question a text may have no answer"),
+        ("unanswerable", {"queried": 2}, "an unanswerable sequence has one query"),
         ("arithmetic", {"variables": 4}, "variables: 4 are fewer than the 9 statements"),
         ("arithmetic", {"length": 30}, "length: 30 tokens are fewer than the 58"),
         ("arithmetic", {"length": -4}, "length: got -4, expected 0 or more"),
     ],
 )
-def test_options_that_cannot_be_say_what_to_change(name, options, message):
+def test_invalid_options_say_what_to_change(name, options, message):
     with pytest.raises(ValueError, match=message):
         task(name)(**options)
 
 
-def test_unknown_tasks_and_too_few_texts_are_refused():
+def test_unknown_tasks_and_too_few_sequences_raise():
     with pytest.raises(ValueError, match="task: got 'hay', allowed are needle, recall"):
         task("hay")
     two = {
@@ -189,13 +191,30 @@ def test_unknown_tasks_and_too_few_texts_are_refused():
         "depth": 0.0,
         "noise": 0,
     }
-    made = [task("needle")(split=split, **two) for split in ("train", "validation", "test")]
-    refusals = []
-    for one in made:  # two texts cannot fill three splits
+    dataset = [task("needle")(split=split, **two) for split in ("train", "validation", "test")]
+    failing = []
+    for one in dataset:  # two sequences cannot fill three splits
         with contextlib.suppress(ValueError):
             one.examples(range(5))
             continue
-        refusals.append(one)
-    assert refusals
-    with pytest.raises(ValueError, match="leave too few different texts"):
-        refusals[0].examples(range(5))
+        failing.append(one)
+    assert failing
+    with pytest.raises(ValueError, match="leave too few different sequences"):
+        failing[0].examples(range(5))
+
+
+def test_the_registry_names_its_classes():
+    for name, entry in TASKS.items():
+        assert task(name).name == name
+        assert task(name).__name__ == entry.class_name
+        assert entry.summary
+
+
+def test_the_registry_is_imported_without_torch():
+    code = (
+        "import sys; from antiphase.tasks.registry import TASKS; assert TASKS; print(*sys.modules)"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"torch", "numpy", "transformers"} & set(loaded)

@@ -1,4 +1,4 @@
-"""Needles in words: the positions are those of the words, whatever the tokenizer."""
+"""Needles in English: the positions are those of the words, whatever the tokenizer."""
 
 import pytest
 from hypothesis import given, settings
@@ -47,7 +47,7 @@ def test_a_question_points_at_its_words(kind, template, pairs, single, i, needle
     assert (template is None) == ("Question:" in q.text)
 
 
-def test_depth_is_where_the_needle_stands(single):
+def test_depth_is_the_position_of_the_needle(single):
     task = WordNeedles(single, length=1500, needles=1)
     places = [task.question(i).relevant[0] for i in range(len(DEPTHS))]
     assert places == sorted(places)
@@ -56,14 +56,14 @@ def test_depth_is_where_the_needle_stands(single):
     assert [task.question(i).depth for i in range(5)] == list(DEPTHS)
 
 
-def test_the_same_number_is_the_same_question(single):
+def test_the_same_index_gives_the_same_question(single):
     task = WordNeedles(single, length=900)
     assert task.question(3) == WordNeedles(single, length=900).question(3)
     assert task.question(3) != WordNeedles(single, length=900, seed=1).question(3)
     assert len({task.question(i).text for i in range(30)}) == 30
 
 
-def test_an_end_that_the_tokenizer_adds_is_no_answer():
+def test_an_appended_end_token_is_not_part_of_the_answer():
     ending = make_tokenizer("bytes", [])
     plain = WordNeedles(ending, length=900).question(0)
     ending.backend_tokenizer.post_processor = TemplateProcessing(
@@ -73,7 +73,7 @@ def test_an_end_that_the_tokenizer_adds_is_no_answer():
     assert WordNeedles(ending, length=900).question(0).ids == plain.ids
 
 
-def test_a_template_that_fails_is_named(single):
+def test_a_failing_chat_template_raises(single):
     single.chat_template = "{{ raise_exception('no') }}"
     try:
         with pytest.raises(ValueError, match="the tokenizer's chat template does not work"):
@@ -82,8 +82,8 @@ def test_a_template_that_fails_is_named(single):
         single.chat_template = None
 
 
-def test_what_cannot_be_is_named(single):
-    with pytest.raises(ValueError, match="length: 100 tokens hold no haystack"):
+def test_invalid_options_raise(single):
+    with pytest.raises(ValueError, match="length: 100 tokens leave no room for a haystack"):
         WordNeedles(single, length=100)
     with pytest.raises(ValueError, match=f"needles: got 0, expected 1 to {len(CITIES)}"):
         WordNeedles(single, needles=0)

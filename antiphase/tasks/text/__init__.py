@@ -1,1 +1,1 @@
-"""Text for language modelling: corpus, tokenizer, packing."""
+"""Text for language modelling: the corpus, its tokenizer, and packing into sequences."""

@@ -1,11 +1,12 @@
-"""Texts to train on: files, globs, folders, a `datasets` name, or Python's own standard library.
+"""Sources of text: files, globs, folders, a `datasets` name, or Python's standard library.
 
-Documents come in a fixed order, each with its name, so that the same sources give the same corpus;
-its hash and counts go into the manifest of everything made from it.
+Documents come in a fixed order, each with its name, so that the same sources give the same corpus.
+Its hash and counts are in the manifest of every packed corpus and run that uses it.
 """
 
 import glob
 import hashlib
+import importlib.util
 import platform
 import sysconfig
 from collections.abc import Iterable, Iterator
@@ -16,30 +17,61 @@ from typing import Any
 BUILTIN = "stdlib"
 HUB = "datasets:"
 _SUFFIXES = {".txt", ".md", ".rst", ".py", ".json", ".jsonl", ".csv", ".html", ".tex"}
-_LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+_EXCLUDED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
 @dataclass(frozen=True)
 class Document:
-    """One text and where it came from."""
+    """One document and the name of where it came from."""
 
     name: str
     text: str
 
 
 def documents(sources: Iterable[str]) -> Iterator[Document]:
-    """Return every document of the sources, in a fixed order."""
+    """Yield every document of the sources, in a fixed order.
+
+    Args:
+        sources: files, globs, folders, `stdlib`, or `datasets:NAME[:CONFIGURATION]`.
+
+    Raises:
+        ValueError: a source does not exist, has no text, or is not UTF-8.
+
+    """
     for source in sources:
         if source == BUILTIN:
             yield from _standard_library()
         elif source.startswith(HUB):
-            yield from _hub(source.removeprefix(HUB))
+            yield from _hub_dataset(source.removeprefix(HUB))
         else:
-            yield from _files(source)
+            for path in _paths(source):
+                yield Document(path.as_posix(), _read(path))
+
+
+def require_sources(sources: Iterable[str]) -> None:
+    """Raise if a source does not exist, without reading any text.
+
+    Args:
+        sources: as in `documents`.
+
+    Raises:
+        ValueError: a path or glob matches no file, or the `datasets` package is missing.
+
+    """
+    for source in sources:
+        if source.startswith(HUB):
+            _require_datasets(source)
+        elif source != BUILTIN:
+            _paths(source)
 
 
 def manifest(sources: Iterable[str]) -> dict[str, Any]:
-    """Return what a corpus is: its sources, counts and hash; refuse one without text."""
+    """Return the description of a corpus: its sources, counts and hash.
+
+    Raises:
+        ValueError: the corpus has no text.
+
+    """
     sources = list(sources)
     digest, count, size = hashlib.sha256(), 0, 0
     for document in documents(sources):
@@ -48,7 +80,7 @@ def manifest(sources: Iterable[str]) -> dict[str, Any]:
             digest.update(len(part).to_bytes(8, "little") + part)
         count, size = count + 1, size + len(data)
     if not size:
-        raise ValueError(f"text: no text in {', '.join(sources) or 'nothing'}")
+        raise ValueError(f"text: no text in {', '.join(sources) or 'an empty list of sources'}")
     found: dict[str, Any] = {
         "sources": sources,
         "documents": count,
@@ -64,24 +96,24 @@ def _standard_library() -> Iterator[Document]:
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py")):
         inside = path.relative_to(root)
-        if not _LEFT_OUT & set(inside.parts[:-1]):
+        if not _EXCLUDED & set(inside.parts[:-1]):
             yield Document(inside.as_posix(), _read(path, errors="replace"))
 
 
-def _files(source: str) -> Iterator[Document]:
+def _paths(source: str) -> list[Path]:
+    """Return the files of a folder, a file's path or a glob, sorted."""
     path = Path(source)
     if path.is_dir():
         paths = [p for p in sorted(path.rglob("*")) if p.is_file() and p.suffix in _SUFFIXES]
         if not paths:
             raise ValueError(f"{source}: no text files in it ({', '.join(sorted(_SUFFIXES))})")
-    elif path.is_file():
-        paths = [path]
-    else:
-        paths = [Path(p) for p in sorted(glob.glob(source, recursive=True)) if Path(p).is_file()]
-        if not paths:
-            raise ValueError(f"{source}: is no file, folder or glob that matches a file")
-    for p in paths:
-        yield Document(p.as_posix(), _read(p))
+        return paths
+    if path.is_file():
+        return [path]
+    paths = [Path(p) for p in sorted(glob.glob(source, recursive=True)) if Path(p).is_file()]
+    if not paths:
+        raise ValueError(f"{source}: is no file, folder or glob that matches a file")
+    return paths
 
 
 def _read(path: Path, errors: str = "strict") -> str:
@@ -95,14 +127,11 @@ def _read(path: Path, errors: str = "strict") -> str:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def _hub(name: str) -> Iterator[Document]:
-    """Return the texts of `NAME` or `NAME:CONFIGURATION`, its training part."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise ValueError(
-            f"{HUB}{name}: needs the `datasets` package; pip install 'antiphase[text]'"
-        ) from error
+def _hub_dataset(name: str) -> Iterator[Document]:
+    """Yield the rows of the training split of `NAME` or `NAME:CONFIGURATION`."""
+    _require_datasets(f"{HUB}{name}")
+    import datasets
+
     path, _, configuration = name.partition(":")
     try:
         rows = datasets.load_dataset(path, configuration or None, split="train")
@@ -112,3 +141,12 @@ def _hub(name: str) -> Iterator[Document]:
         if "text" not in row:
             raise ValueError(f"{HUB}{name}: its rows have no 'text'; they have {', '.join(row)}")
         yield Document(f"{name}/{i}", row["text"])
+
+
+def _require_datasets(source: str) -> None:
+    try:
+        found = importlib.util.find_spec("datasets") is not None
+    except ValueError:  # it was marked as missing
+        found = False
+    if not found:
+        raise ValueError(f"{source}: needs the `datasets` package; pip install 'antiphase[text]'")

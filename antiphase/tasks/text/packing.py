@@ -1,9 +1,9 @@
-"""Text as files of tokens: tokenised once, memory-mapped ever after.
+"""Packing: a corpus is tokenized once into flat files of token ids, and memory-mapped afterwards.
 
-Documents are dealt to train, validation and test by a hash of their content before anything is
-packed, so that validation text is never trained on; a few documents are dealt by the piece. Within
-a file they stand one after the other, each closed by the end token; texts of a fixed length are cut
-across them.
+A hash of each document's text assigns it to train, validation or test before anything is packed,
+so that validation text is never trained on. A corpus of few documents is cut into pieces first.
+Within a file, documents follow one another, each closed by the end token; sequences of a fixed
+length are cut across them.
 """
 
 import hashlib
@@ -20,52 +20,61 @@ from numpy.typing import NDArray
 
 from antiphase.cache_folder import cache_folder
 from antiphase.tasks.text.corpus import Document, documents, manifest
-from antiphase.tasks.text.tokenizer import identity, make_tokenizer, saved_tokenizer
+from antiphase.tasks.text.tokenizer import load_tokenizer, make_tokenizer, tokenizer_key
 
-SHARES = {"train": range(4, 100), "validation": range(2, 4), "test": range(2)}  # of 100
-FEW = 100  # documents; fewer are cut, each into about as many pieces
-_BATCH = 256
+SPLIT_PERCENTILES = {"train": range(4, 100), "validation": range(2, 4), "test": range(2)}
+FEW_DOCUMENTS = 100  # a corpus of fewer is cut, each document into about as many pieces
+_BATCH = 256  # documents that are tokenized together
 
 
 @dataclass(frozen=True)
-class PackedText:
-    """A corpus as tokens, in a folder."""
+class PackedCorpus:
+    """A tokenized corpus in a folder: one file of token ids per split, tokenizer and manifest."""
 
     folder: Path
     manifest: dict[str, Any]
 
     def tokens(self, split: str) -> NDArray[Any]:
-        """Return a split's tokens, memory-mapped."""
+        """Return the token ids of a split, memory-mapped, [N]."""
         path = self.folder / f"{split}.bin"
-        wanted = self.manifest["tokens"][split]
-        mapped = np.memmap(path, dtype=self.manifest["dtype"], mode="r") if wanted else np.zeros(0)
-        if len(mapped) != wanted:
+        expected = self.manifest["tokens"][split]
+        mapped = (
+            np.memmap(path, dtype=self.manifest["dtype"], mode="r") if expected else np.zeros(0)
+        )
+        if len(mapped) != expected:
             raise ValueError(
-                f"{path}: has {len(mapped)} tokens, its manifest says {wanted}; it is damaged: "
-                "delete the folder and it is made again"
+                f"{path}: has {len(mapped)} tokens, but its manifest says {expected}; the file is "
+                "damaged: delete the folder, and it will be packed again"
             )
         return mapped
 
     def tokenizer(self) -> Any:
-        """Return the tokenizer that made it."""
-        return saved_tokenizer(self.folder)
+        """Return the tokenizer of this corpus."""
+        return load_tokenizer(self.folder)
 
 
-def pack(sources: list[str], kind: str) -> PackedText:
-    """Return the packed text of these sources and this tokenizer, made now or found."""
+def pack(sources: list[str], tokenizer: str) -> PackedCorpus:
+    """Tokenize a corpus, or return it from the cache.
+
+    Args:
+        sources: files, globs, folders, `stdlib`, `datasets:NAME`.
+        tokenizer: `bytes`, `bpe:SIZE`, or a tokenizer's folder or hub name.
+
+    """
     about = manifest(sources)
-    name = hashlib.sha256(f"{about['sha256']} {identity(kind)} 1".encode()).hexdigest()[:16]
+    key = f"{about['sha256']} {tokenizer_key(tokenizer)} 1"
+    name = hashlib.sha256(key.encode()).hexdigest()[:16]
     folder = cache_folder() / "text" / name
-    found = _load(folder)
-    if found is not None:
-        return PackedText(folder, found.manifest | about)  # the same text may have other names
-    shutil.rmtree(folder, ignore_errors=True)  # one without a manifest that can be read
+    cached = _load(folder)
+    if cached is not None:  # the same text may come from sources of other names
+        return PackedCorpus(folder, cached.manifest | about)
+    shutil.rmtree(folder, ignore_errors=True)  # its manifest is missing or unreadable
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=folder.parent))
     try:
-        _write(work, sources, kind, about)
+        _write(work, sources, tokenizer, about)
         try:
-            work.rename(folder)  # all or nothing; another process may have been faster
+            work.rename(folder)  # atomic; another process may have been faster
         except OSError:
             if _load(folder) is None:
                 raise
@@ -76,48 +85,50 @@ def pack(sources: list[str], kind: str) -> PackedText:
     return packed
 
 
-def _load(folder: Path) -> PackedText | None:
+def _load(folder: Path) -> PackedCorpus | None:
     try:
-        return PackedText(folder, json.loads((folder / "manifest.json").read_text()))
+        return PackedCorpus(folder, json.loads((folder / "manifest.json").read_text()))
     except (OSError, ValueError):
         return None
 
 
 def _write(work: Path, sources: list[str], kind: str, about: dict[str, Any]) -> None:
-    few = about["documents"] < FEW
-    train = (d.text for d in _pieces(sources, few) if _split(d) == "train")
-    tokenizer = make_tokenizer(kind, train)
+    """Write the token files, the tokenizer and the manifest into a folder."""
+    cut = about["documents"] < FEW_DOCUMENTS
+    training_texts = (d.text for d in _pieces(sources, cut) if _split_of(d) == "train")
+    tokenizer = make_tokenizer(kind, training_texts)
     tokenizer.save_pretrained(work)
     dtype = "uint16" if len(tokenizer) <= 1 << 16 else "uint32"
-    counts = dict.fromkeys(SHARES, 0)
-    files = {split: (work / f"{split}.bin").open("wb") for split in SHARES}
+    counts = dict.fromkeys(SPLIT_PERCENTILES, 0)
+    files = {split: (work / f"{split}.bin").open("wb") for split in SPLIT_PERCENTILES}
     try:
-        for batch in _batches(_pieces(sources, few)):
+        for batch in _batches(_pieces(sources, cut)):
             encoded = tokenizer([d.text for d in batch], add_special_tokens=False)["input_ids"]
             for document, ids in zip(batch, encoded, strict=True):
-                split = _split(document)
+                split = _split_of(document)
                 np.asarray([*ids, tokenizer.eos_token_id], dtype=dtype).tofile(files[split])
                 counts[split] += len(ids) + 1
     finally:
         for file in files.values():
             file.close()
-    full = about | {
+    complete = about | {
         "tokenizer": kind,
         "vocab_size": len(tokenizer),
         "end": tokenizer.eos_token_id,
         "dtype": dtype,
         "tokens": counts,
     }
-    (work / "manifest.json").write_text(json.dumps(full, indent=1))
+    (work / "manifest.json").write_text(json.dumps(complete, indent=1))
 
 
-def _pieces(sources: list[str], few: bool) -> Iterator[Document]:
-    """Return the documents; a few are cut at line breaks, so that every split gets some."""
+def _pieces(sources: list[str], cut: bool) -> Iterator[Document]:
+    """Yield the documents, or their pieces cut at line breaks, so that every split gets some."""
     for document in documents(sources):
-        if not few:
+        if not cut:
             yield document
             continue
-        lines, size = document.text.splitlines(keepends=True), max(1, len(document.text) // FEW)
+        lines = document.text.splitlines(keepends=True)
+        size = max(1, len(document.text) // FEW_DOCUMENTS)
         piece, number = "", 0
         for line in lines:
             piece += line
@@ -128,10 +139,10 @@ def _pieces(sources: list[str], few: bool) -> Iterator[Document]:
             yield Document(f"{document.name}#{number}", piece)
 
 
-def _split(document: Document) -> str:
+def _split_of(document: Document) -> str:
     digest = hashlib.sha256(document.text.encode("utf-8", errors="surrogatepass")).digest()
-    share = int.from_bytes(digest[:8], "little") % 100
-    return next(split for split, shares in SHARES.items() if share in shares)
+    percentile = int.from_bytes(digest[:8], "little") % 100
+    return next(split for split, mine in SPLIT_PERCENTILES.items() if percentile in mine)
 
 
 def _batches(source: Iterator[Document]) -> Iterator[list[Document]]:

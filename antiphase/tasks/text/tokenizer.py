@@ -1,6 +1,6 @@
-"""Tokenizers: single bytes, byte pairs trained on the spot, or any Hugging Face one.
+"""Tokenizers: single bytes, byte pairs trained on the corpus, or any Hugging Face tokenizer.
 
-All come as a `PreTrainedTokenizerFast`, so that a model saved beside one generates text by itself.
+All are a `PreTrainedTokenizerFast`, so that a model saved beside one generates text by itself.
 """
 
 import hashlib
@@ -14,26 +14,36 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 END = "<|end|>"
 BYTES = "bytes"
 BPE = "bpe:"
+MIN_BPE_VOCABULARY = 300  # 256 bytes, the end token, and some merges
 
 
 def make_tokenizer(kind: str, texts: Iterable[str]) -> Any:
-    """Return the tokenizer of a kind: `bytes`, `bpe:4096` trained on `texts`, or one to load."""
+    """Return a tokenizer that has an end token.
+
+    Args:
+        kind: `bytes`, `bpe:SIZE` (trained on `texts`), or a tokenizer's folder or hub name.
+        texts: documents to train on; other kinds do not read them.
+
+    Raises:
+        ValueError: there is no such tokenizer, or it has no end token.
+
+    """
     if kind == BYTES:
-        return _wrapped(_bytes())
+        return _with_byte_level(_byte_tokenizer())
     if kind.startswith(BPE):
-        return _wrapped(_trained(kind, texts))
+        return _with_byte_level(_train_bpe(kind, texts))
     try:
         loaded = AutoTokenizer.from_pretrained(kind)
     except (OSError, ValueError, KeyError) as error:
         known = f"{BYTES}, {BPE}SIZE, or a tokenizer's folder or hub name"
         raise ValueError(f"tokenizer: got {kind!r}, allowed are {known}") from error
     if loaded.eos_token_id is None:
-        raise ValueError(f"tokenizer: {kind} has no end token to part documents with")
+        raise ValueError(f"tokenizer: {kind} has no end token (eos_token) to separate documents")
     return loaded
 
 
-def identity(kind: str) -> str:
-    """Return what tells a tokenizer from another: its kind, and what a folder holds."""
+def tokenizer_key(kind: str) -> str:
+    """Return what tells a tokenizer from others: its kind, or the hash of a folder's files."""
     folder = Path(kind)
     if not folder.is_dir():
         return kind
@@ -43,18 +53,24 @@ def identity(kind: str) -> str:
     return digest.hexdigest()
 
 
-def _bytes() -> Tokenizer:
+def load_tokenizer(folder: Path) -> Any:
+    """Return the tokenizer saved in a folder."""
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def _byte_tokenizer() -> Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     return Tokenizer(
         models.BPE(vocab={END: 0} | {c: i + 1 for i, c in enumerate(alphabet)}, merges=[])
     )
 
 
-def _trained(kind: str, texts: Iterable[str]) -> Tokenizer:
+def _train_bpe(kind: str, texts: Iterable[str]) -> Tokenizer:
     size = kind.removeprefix(BPE)
-    if not size.isdigit() or int(size) < 300:
+    if not size.isdigit() or int(size) < MIN_BPE_VOCABULARY:
         raise ValueError(
-            f"tokenizer: got {kind!r}, expected {BPE} and a vocabulary of at least 300"
+            f"tokenizer: got {kind!r}, expected {BPE}SIZE with a vocabulary size of at least "
+            f"{MIN_BPE_VOCABULARY}"
         )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -68,12 +84,7 @@ def _trained(kind: str, texts: Iterable[str]) -> Tokenizer:
     return tokenizer
 
 
-def _wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+def _with_byte_level(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END)
-
-
-def saved_tokenizer(folder: Path) -> Any:
-    """Return the tokenizer saved in a folder."""
-    return AutoTokenizer.from_pretrained(folder)

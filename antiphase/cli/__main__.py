@@ -1,0 +1,5 @@
+"""`python -m antiphase.cli` is the `antiphase` command."""
+
+from antiphase.cli import main
+
+main()

@@ -1,0 +1,72 @@
+"""`antiphase train`: train a model from a recipe, or resume a run."""
+
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from antiphase.cli.errors import Interrupted
+from antiphase.cli.options import AsJson, Quiet, list_option, require_output_folder, set_option
+from antiphase.cli.output import Output
+
+
+def train(
+    recipe: Annotated[
+        Optional[str], typer.Argument(help="a built-in recipe or a YAML file; see --list")
+    ] = None,
+    out: Annotated[
+        Optional[Path], typer.Option(help="folder of the run; default runs/RECIPE-ATTENTION-SEED")
+    ] = None,
+    resume: Annotated[
+        Optional[Path], typer.Option(help="resume this run from its last complete checkpoint")
+    ] = None,
+    task: Annotated[Optional[str], typer.Option(help="task; see antiphase task --list")] = None,
+    attention: Annotated[Optional[str], typer.Option(help="mechanism")] = None,
+    size: Annotated[Optional[str], typer.Option(help="preset of the model")] = None,
+    steps: Annotated[Optional[int], typer.Option(help="number of optimizer steps")] = None,
+    seed: Annotated[Optional[int], typer.Option(help="seed of weights and examples")] = None,
+    setting: Annotated[Optional[list[str]], set_option("any field of the recipe")] = None,
+    force: Annotated[bool, typer.Option("--force", help="overwrite an existing run")] = False,
+    list_recipes: Annotated[bool, list_option("the built-in recipes")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model from a recipe, or resume a run."""
+    from antiphase.training.recipe import Recipe, apply_settings, built_in, load_recipe
+
+    output = Output(quiet=quiet, as_json=as_json)
+    if list_recipes:
+        output.json([{"recipe": name} for name in built_in()])
+        for name in built_in():
+            output.line(name)
+        return
+    fields: dict[str, Any] = {"task": task, "attention": attention, "size": size, "steps": steps}
+    fields = {k: v for k, v in {**fields, "seed": seed}.items() if v is not None}
+    if resume is not None and (recipe or out or fields or setting or force):
+        raise ValueError("--resume continues a run with its own recipe; it takes no other option")
+    if resume is None and recipe is None and task is None:
+        raise ValueError("train: give a recipe (see --list), or --task, or --resume RUN")
+    require_output_folder("--out", out)
+    if resume is None:
+        chosen = load_recipe(recipe) if recipe else Recipe()
+        chosen = apply_settings(chosen.changed(**fields), setting or [])
+    from antiphase.training import run
+    from antiphase.training.divergence import TroubleError
+    from antiphase.training.run_card import final_scores
+    from antiphase.training.run_folder import default_run_folder
+    from antiphase.training.stopping import StoppedError
+
+    silent = quiet or as_json
+    try:
+        if resume is not None:
+            folder = run.resume(resume, quiet=silent)
+        else:
+            place = out or default_run_folder(chosen, recipe)
+            folder = run.train(chosen, place, force=force, quiet=silent)
+    except TroubleError as trouble:
+        raise ValueError(str(trouble)) from trouble
+    except StoppedError as stopped:
+        raise Interrupted(str(stopped)) from stopped
+    output.wrote(folder)
+    if as_json:
+        output.json({"run": folder, "scores": final_scores(folder)})

@@ -1,0 +1,97 @@
+"""`antiphase unchain`: change a pretrained model with a little training."""
+
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from antiphase.cli.errors import Interrupted
+from antiphase.cli.options import (
+    AsJson,
+    Quiet,
+    list_option,
+    require_at_least,
+    require_one_of,
+    require_output_folder,
+    require_sources,
+    set_option,
+)
+from antiphase.cli.output import Output, listing, records
+
+
+def unchain(
+    model: Annotated[
+        str, typer.Argument(help="smollm2, a model or run folder, or a hub name")
+    ] = "smollm2",
+    text: Annotated[
+        Optional[list[str]],
+        typer.Option(help="training text: files, globs, folders, stdlib, datasets:NAME"),
+    ] = None,
+    method: Annotated[str, typer.Option(help="dex, v2, or a control; see --list")] = "dex",
+    steps: Annotated[int, typer.Option(help="number of optimizer steps")] = 200,
+    setting: Annotated[Optional[list[str]], set_option("any setting, e.g. lr=5e-5")] = None,
+    out: Annotated[
+        Optional[Path], typer.Option(help="folder of the run; default runs/unchain/MODEL-METHOD")
+    ] = None,
+    controls: Annotated[
+        bool, typer.Option("--controls", help="run DEX and all controls, and compare them")
+    ] = False,
+    seeds: Annotated[int, typer.Option(help="number of seeds, with --controls")] = 3,
+    list_methods: Annotated[bool, list_option("the methods")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fine-tune a pretrained model with DEX or a control, and measure it before and after."""
+    from antiphase.pretrained.method_names import METHODS
+
+    output = Output(quiet=quiet, as_json=as_json)
+    if list_methods:
+        listing(output, METHODS, "method", "summary")
+        return
+    require_one_of(METHODS, method=method)
+    require_at_least(1, seeds=seeds, steps=steps)
+    if controls and method != "dex":
+        raise ValueError(f"--method {method}: --controls runs DEX and all controls; leave it out")
+    require_output_folder("--out", out)
+    require_sources(text)
+    from antiphase.experiments.unchain import settings_of
+    from antiphase.models.locate import locate_model
+
+    settings = settings_of(setting or [], model=model, method=method, steps=steps, text=text)
+    locate_model(settings.model)  # a wrong name is found before any work
+    if controls:
+        _compare_controls(output, settings, out or Path("runs/unchain/controls"), seeds)
+    else:
+        _run(output, settings, out)
+
+
+def _run(output: Output, settings: Any, out: Path | None) -> None:
+    from antiphase.analysis.before_after_table import COLUMNS, result_rows
+    from antiphase.experiments.unchain import unchain_run
+    from antiphase.training.run_folder import default_unchain_folder
+    from antiphase.training.stopping import StoppedError
+
+    folder = out or default_unchain_folder(settings.model, settings.method)
+    try:
+        results = unchain_run(settings, folder, quiet=output.quiet or output.as_json)
+    except StoppedError as stopped:
+        raise Interrupted(str(stopped)) from stopped
+    rows = result_rows(results)
+    output.rows(COLUMNS, rows)
+    output.wrote(folder / "model")
+    output.json({"model": folder / "model", "measures": records(COLUMNS, rows)})
+
+
+def _compare_controls(output: Output, settings: Any, folder: Path, seeds: int) -> None:
+    from antiphase.experiments import e14_dex as study
+
+    results = study.compare_controls(settings, folder, output.progress, range(seeds))
+    tables = {
+        "methods": (study.COLUMNS, results["table"]),
+        "against_dex": (study.COLUMNS, results["against_dex"]),
+        "verdicts": (study.VERDICT_COLUMNS, study.verdict_rows(results)),
+    }
+    for columns, rows in tables.values():
+        output.rows(columns, rows)
+    output.wrote(folder / "controls.md")
+    output.json({name: records(columns, rows) for name, (columns, rows) in tables.items()})
