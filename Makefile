@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-all bench lint format clean
+.PHONY: demo test test-all bench docs docs-serve lint format clean
 
 demo: $(READY)
 	$(BIN)/antiphase doctor
@@ -20,6 +20,15 @@ test-all: lint
 
 bench: $(READY)
 	$(BIN)/antiphase bench attention --json runs/bench.json --plot runs/bench.png
+
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
+
+# Broken links and public names without a docstring are warnings, and strict fails on them.
+docs: $(READY)
+	$(MKDOCS) build --strict
+
+docs-serve: $(READY)
+	$(MKDOCS) serve
 
 lint: $(READY)
 	$(BIN)/ruff check .

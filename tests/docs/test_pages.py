@@ -1,0 +1,119 @@
+"""What the pages say is so: their code runs, their links lead somewhere, their commands exist."""
+
+import functools
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from antiphase.attention import MECHANISMS
+from antiphase.models import AntiphaseForCausalLM, preset
+from tests.docs.pages import PAGES, ROOT, text
+
+RUN = ["docs/start.md", "docs/backends.md", *(p for p in PAGES if p.startswith("docs/guides/"))]
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", text(page), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, page, "exec"), {"__name__": page})
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_relative_links_lead_to_files_and_headings(page):
+    prose = re.sub(r"```.*?```", "", text(page), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (ROOT / page).parent / path if path else ROOT / page
+        assert file.exists(), f"{page}: {target} leads nowhere"
+        if anchor:
+            assert anchor in headings(file.read_text(encoding="utf-8")), f"{page}: {target}"
+
+
+def headings(markdown: str) -> set[str]:
+    """Return the anchors that GitHub gives to headings."""
+    lines = re.findall(r"^#+ (.*)$", markdown, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}
+
+
+COMMANDS = sorted(
+    {
+        line.split("  #")[0].strip()
+        for page in PAGES
+        if page != "docs/log.md"  # a record: its commands are those of their day
+        for block in re.findall(r"```\n(.*?)```", text(page).replace("\\\n", " "), re.DOTALL)
+        for line in block.splitlines()
+        if line.startswith("antiphase ")
+    }
+    | {
+        found
+        for page in ("README.md", "docs/start.md")
+        for found in re.findall(r"`(antiphase [a-z][^`]*)`", text(page))
+    }
+)
+
+
+@functools.cache
+def help_of(*command: str) -> str:
+    """Return what `antiphase COMMAND --help` prints; fails if there is no such command."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "antiphase", *command, "--help"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"},
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_of_the_pages_exist(command):
+    words = command.split()[1:]
+    name = words[:2] if words[0] == "bench" else words[:1]
+    for flag in {word.split("=")[0] for word in words if word.startswith("--")}:
+        assert re.search(rf"{flag}\b", help_of(*name)), f"{command}: has no {flag}"
+    assert help_of(*name)
+
+
+def test_the_table_of_mechanisms_states_what_the_code_does():
+    rows = re.findall(r"^\| `(\w+)` \|(.*)\|$", text("docs/choose-a-mechanism.md"), re.MULTILINE)
+    split = [(name, [cell.strip() for cell in cells.split("|")]) for name, cells in rows]
+    table = {name: cells for name, cells in split if len(cells) == 7}  # of the second table
+    assert list(table) == list(MECHANISMS)
+    for name, (*_, cache, static, packing) in table.items():
+        assert static == ("yes" if MECHANISMS[name].static_cache else "no"), name
+        assert packing == ("no" if MECHANISMS[name].running_state else "yes"), name
+        ratio = cached_values(name) / cached_values("standard")
+        assert float(cache) == pytest.approx(ratio, abs=0.006), name
+
+
+@functools.cache
+@torch.no_grad()
+def cached_values(name: str) -> int:
+    """Return how many keys and values one token adds to the cache of a layer of `mini`."""
+    model = AntiphaseForCausalLM(preset("mini", name, num_hidden_layers=1, vocab_size=8))
+    layer = model(torch.ones(1, 1, dtype=torch.long), use_cache=True).past_key_values.layers[0]
+    return layer.keys.numel() + layer.values.numel()
+
+
+@pytest.mark.parametrize("name", list(MECHANISMS))
+def test_packing_works_or_raises_as_the_table_says(name):
+    model = AntiphaseForCausalLM(preset("nano", name)).eval()
+    ids = torch.randint(2, 100, (1, 12))
+    positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
+    if model.model.attention_layers[0].running_state:
+        with pytest.raises(ValueError, match="mask"):
+            model(ids, position_ids=positions, use_cache=False)
+        return
+    with torch.no_grad():
+        packed = model(ids, position_ids=positions, use_cache=False).logits
+        apart = [model(part, use_cache=False).logits for part in (ids[:, :5], ids[:, 5:])]
+    torch.testing.assert_close(packed, torch.cat(apart, dim=1), atol=1e-5, rtol=1e-4)
