@@ -50,12 +50,19 @@ def _one_map(
 ) -> Tensor:
     """Return softmax(q k^T) v of one map."""
     H, Tq, dv = args.q1.shape[1], q.shape[2], args.v.shape[-1]
-    q, k, v = (repeat_heads(t, H) for t in (q, k, args.v))
+    q, v = repeat_heads(q, H), args.v
+    # Only the CPU flash kernel groups heads in every case. On CUDA, `enable_gqa` with a mask or in
+    # fp32 falls back to a materialised map.
+    grouped = q.device.type == "cpu" and args.sink is None and k.shape[1] == v.shape[1]
+    if not grouped:
+        k, v = repeat_heads(k, H), repeat_heads(v, H)
     if args.sink is not None:
         q, k, v, mask = _with_sink(args.sink, q, k, v, mask, scale, causal)
     width = max(q.shape[-1], v.shape[-1])
     q, k, v = (F.pad(t, (0, width - t.shape[-1])) if t.shape[-1] < width else t for t in (q, k, v))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
+    )
     return out[..., -Tq:, :dv]
 
 
