@@ -65,13 +65,13 @@ def bench_attention(
         fail(f"--heads: got {heads}, expected an even number (differential forms have half)")
     guard_bf16()
     settings = [
-        attention.Setting(d, n, t, queries, heads, width, batch, causal)
+        attention.AttentionSetting(d, n, t, queries, heads, width, batch, causal)
         for d in dtype
         for t in threads
         for n in length
     ]
     about = attention.machine()
-    report.print_machine(console, about)
+    console.print("\n".join(report.machine_lines(about)), markup=False)
     cells = []
     with Progress(console=console, transient=True) as progress:
         steps = len(settings) * (rounds + 1) * (1 + backward)
@@ -84,7 +84,7 @@ def bench_attention(
                 setting, backward=backward, rounds=rounds, tick=lambda: progress.advance(task)
             )
             cells.append(cell)
-            report.print_cell(console, cell)
+            console.print(report.cell_table(cell))
             if json_file is not None:  # after each cell: nothing is lost when it stops
                 json_file.parent.mkdir(parents=True, exist_ok=True)
                 json_file.write_text(json.dumps(attention.as_json(cells, about), indent=1))
@@ -119,8 +119,8 @@ def bench_model(
     if dtype not in model.DTYPES:
         fail(f"--dtype: got {dtype!r}, allowed are {', '.join(model.DTYPES)}")
     for name in race:
-        if name not in model.RACES:
-            fail(f"--race: got {name!r}, allowed are {', '.join(model.RACES)}")
+        if name not in model.WORKLOADS:
+            fail(f"--race: got {name!r}, allowed are {', '.join(model.WORKLOADS)}")
     for option, value in {
         "length": length,
         "new-tokens": new_tokens,
@@ -130,9 +130,9 @@ def bench_model(
         if value < 1:
             fail(f"--{option}: got {value}, expected at least 1")
     guard_bf16()
-    setting = model.Setting(size, length, new_tokens, threads, dtype, kv_heads)
+    setting = model.ModelSetting(size, length, new_tokens, threads, dtype, kv_heads)
     about = attention.machine()
-    report.print_machine(console, about)
+    console.print("\n".join(report.machine_lines(about)), markup=False)
     console.print(f"{size}, {dtype}, {threads} thread(s), median of {rounds} interleaved rounds")
     with console.status("measuring") as status:
         done: list[str] = []
@@ -141,10 +141,10 @@ def bench_model(
             done.append(title)
             status.update(f"{title}: round {done.count(title)} of {rounds + 1}")
 
-        races: list[model.Race] = []
+        races: list[model.Comparison] = []
         for result in model.run(setting, race, rounds, tick):
             races.append(result)
-            report.print_race(console, result)
+            console.print(report.comparison_table(result))
             if json_file is not None:  # after each race: nothing is lost when it stops
                 json_file.parent.mkdir(parents=True, exist_ok=True)
                 json_file.write_text(json.dumps(model.as_json(setting, races, about), indent=1))
@@ -170,7 +170,7 @@ def bench_training(
         fail(f"--steps: got {steps}, expected at least 1")
     guard_bf16()
     chosen = apply_settings(load_recipe(recipe), setting or [])
-    report.print_machine(console, attention.machine())
+    console.print("\n".join(report.machine_lines(attention.machine())), markup=False)
     with console.status("measuring") as status:
         done: list[None] = []
 
@@ -183,11 +183,7 @@ def bench_training(
         f"{recipe}: {chosen.size}, {chosen.attention}, {chosen.task}, {chosen.batch_size} texts a "
         f"step, median of {steps} steps that took turns (quartiles)"
     )
-    for name, rate in cost.tokens_per_second.items():
-        console.print(f"{name}: {rate:,.0f} tokens/s")
-    for name, r in {"wall": cost.wall, "CPU": cost.cpu}.items():
-        console.print(f"run / bare loop, {name}: {r.median:.3f} ({r.low:.3f}-{r.high:.3f})")
-    console.print(f"making the batches / bare loop, CPU: {cost.batches.median:.5f}")
+    console.print(report.training_table(cost))
 
 
 @bench.command("adapter")
@@ -211,16 +207,11 @@ def bench_adapter(
             fail(f"--{option}: got {value}, expected at least 1")
     guard_bf16()
     torch.set_num_threads(threads)
-    report.print_machine(console, attention.machine())
+    console.print("\n".join(report.machine_lines(attention.machine())), markup=False)
     console.print(
         f"the shape of SmolLM2-135M, {dtype}, {threads} thread(s): {new_tokens} tokens after "
         f"{length}, median of {rounds} interleaved rounds (quartiles)"
     )
     with console.status("measuring"):
-        costs = adapter.race(length, new_tokens, model.DTYPES[dtype], rounds)
-    for cost in costs:
-        console.print(
-            f"{cost.name:8} {new_tokens / cost.seconds:6.1f} tokens/s, over base: wall "
-            f"{cost.wall.median:.3f} ({cost.wall.low:.3f}-{cost.wall.high:.3f}), CPU "
-            f"{cost.cpu.median:.3f} ({cost.cpu.low:.3f}-{cost.cpu.high:.3f})"
-        )
+        costs = adapter.compare(length, new_tokens, model.DTYPES[dtype], rounds)
+    console.print(report.adapter_table(costs, new_tokens))

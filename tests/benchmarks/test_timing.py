@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from antiphase.benchmarks.attention import Setting
+from antiphase.benchmarks.attention import AttentionSetting
 from antiphase.benchmarks.timing import Sample, interleave, peak_extra_bytes, ratio
 
 
@@ -35,9 +35,9 @@ def test_peak_memory_is_that_of_the_work():
 
 
 def test_flops_count_the_unmasked_part():
-    full = Setting("fp32", 8, 1, heads=2, width=4, causal=False)
+    full = AttentionSetting("fp32", 8, 1, heads=2, width=4, causal=False)
     assert full.flops == 4 * 2 * 64 * 4
-    causal = Setting("fp32", 8, 1, heads=2, width=4)
+    causal = AttentionSetting("fp32", 8, 1, heads=2, width=4)
     assert causal.flops == 4 * 2 * 36 * 4
-    two_rows = Setting("fp32", 8, 1, queries=2, heads=2, width=4)
+    two_rows = AttentionSetting("fp32", 8, 1, queries=2, heads=2, width=4)
     assert two_rows.flops == 4 * 2 * 16 * 4
