@@ -19,7 +19,7 @@ test-all: lint
 	$(PYTEST) -m ""
 
 bench: $(READY)
-	$(BIN)/antiphase bench attention --json runs/bench.json --plot runs/bench.png
+	$(BIN)/antiphase bench attention --out runs/bench.json --plot runs/bench.png
 
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 

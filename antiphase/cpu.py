@@ -1,8 +1,8 @@
-"""What this processor is, and whether PyTorch's own bf16 products survive on it.
+"""The processor: its name, its cache, and whether PyTorch's bf16 matrix products work on it.
 
-Some virtual machines announce matrix tiles (AMX) without the CPUID page that describes them. oneDNN
-then runs tile instructions unconfigured and the process dies of an illegal instruction in any bf16
-product. `guard_bf16` finds that out in a process of its own and caps oneDNN below tiles.
+Some virtual machines announce AMX tiles without the CPUID page that describes them. oneDNN then
+runs tile instructions unconfigured, and any bf16 product kills the process with an illegal
+instruction. `guard_bf16` tests for this in a separate process and caps oneDNN below AMX.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from antiphase.cache_folder import cache_folder
 
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 ISA_WITHOUT_TILES = "AVX512_CORE_FP16"
-FATAL = ("SIGILL", "SIGTRAP", "SIGSEGV", "SIGBUS", "SIGFPE")  # what a processor kills for
+FATAL = ("SIGILL", "SIGTRAP", "SIGSEGV", "SIGBUS", "SIGFPE")  # signals of a failing instruction
 _PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); (a @ a).sum().item()"
 
 
@@ -38,7 +38,7 @@ def cpu_text() -> str:
 
 
 def cpu_name() -> str:
-    """Return the processor's name for people."""
+    """Return the processor's name, to print."""
     return cpu_text().splitlines()[0] if cpu_text() else platform.machine()
 
 
@@ -48,8 +48,8 @@ def cpu_key() -> str:
 
 
 @functools.cache
-def near_cache_bytes() -> int:
-    """Return the size of a core's second-level cache, 1 MiB where the system does not say."""
+def l2_cache_bytes() -> int:
+    """Return the size of the L2 cache per core, 1 MiB where the system does not report it."""
     try:
         text = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text().strip()
         return int(text.removesuffix("K")) * 1024
@@ -57,38 +57,30 @@ def near_cache_bytes() -> int:
         return 1 << 20
 
 
-def _probe_bf16() -> str:
-    """Run a bf16 product in a process of its own; return "lives", "dies" or "unknown"."""
-    command = [sys.executable, "-c", _PROBE]
-    try:
-        code = subprocess.run(command, capture_output=True, timeout=60, check=False).returncode
-    except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    if code < 0 and signal.Signals(-code).name in FATAL:
-        return "dies"
-    return "lives" if code == 0 else "unknown"
-
-
 @functools.cache
 def guard_bf16() -> str | None:
-    """Cap oneDNN where its bf16 products would kill the process; return the cap, None if unneeded.
+    """Cap oneDNN on machines where its bf16 products kill the process.
 
-    Runs once a process and asks once a machine; call it before the first bf16 product.
+    Runs once per process, tests once per machine. Call it before the first bf16 product.
+
+    Returns:
+        The cap, or None if none is needed.
+
     """
     if "amx_bf16" not in cpu_text().split() or os.environ.get(ISA_VARIABLE):
         return None
-    note = cache_folder() / f"bf16-{torch.__version__}-{cpu_key()}"
+    stored = cache_folder() / f"bf16-{torch.__version__}-{cpu_key()}"
     try:
-        verdict = note.read_text()
+        result = stored.read_text()
     except OSError:
-        verdict = ""
-    if verdict not in ("lives", "dies"):
-        verdict = _probe_bf16()
-        with contextlib.suppress(OSError):  # then it is asked again next time
-            if verdict != "unknown":
-                note.parent.mkdir(parents=True, exist_ok=True)
-                note.write_text(verdict)
-    if verdict != "dies":
+        result = ""
+    if result not in ("works", "crashes"):
+        result = _probe_bf16()
+        with contextlib.suppress(OSError):  # then it is tested again next time
+            if result != "unknown":
+                stored.parent.mkdir(parents=True, exist_ok=True)
+                stored.write_text(result)
+    if result != "crashes":
         return None
     os.environ[ISA_VARIABLE] = ISA_WITHOUT_TILES
     warnings.warn(
@@ -98,3 +90,15 @@ def guard_bf16() -> str | None:
         stacklevel=2,
     )
     return ISA_WITHOUT_TILES
+
+
+def _probe_bf16() -> str:
+    """Run a bf16 product in a separate process; return "works", "crashes" or "unknown"."""
+    command = [sys.executable, "-c", _PROBE]
+    try:
+        code = subprocess.run(command, capture_output=True, timeout=60, check=False).returncode
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    if code < 0 and signal.Signals(-code).name in FATAL:
+        return "crashes"
+    return "works" if code == 0 else "unknown"

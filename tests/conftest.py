@@ -1,4 +1,4 @@
-"""What every test needs: bf16 that does not kill the process, and the C++ level or a skip."""
+"""Shared by all tests: a bf16 guard, a fixed seed, and the C++ level or a skip."""
 
 import pytest
 import torch

@@ -1,8 +1,8 @@
-"""Peers that cannot simply be imported: timm, which wants a torchvision built for this torch.
+"""Import of timm, a peer that needs a torchvision built for the installed torch.
 
 A CPU build of torch has no matching torchvision in the registry, and a mismatched one breaks
-transformers. `make` therefore puts timm alone beside the environment's packages, and torchvision's
-names, of which timm's attention uses none, are empty classes while timm is imported.
+transformers. `make` therefore installs timm alone into a separate folder. While timm is imported,
+torchvision's names, of which timm's attention uses none, are empty classes.
 """
 
 import importlib
@@ -41,7 +41,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def import_timm() -> types.ModuleType:
-    """Return the timm that `make` installed beside the environment."""
+    """Return the timm that `make` installed into the separate folder."""
     if not (FOLDER / "timm").is_dir():
         raise RuntimeError(f"timm is not in {FOLDER}; `make test` puts it there")
     finder = _Finder()

@@ -1,1 +1,1 @@
-"""Ratios against peers, measured in one process with the alternatives interleaved."""
+"""Speed as ratios to baselines, measured in one process with the alternatives interleaved."""

@@ -1,4 +1,4 @@
-"""What DEX costs in decoding: the base model, the same with the adapter, and with it folded."""
+"""The cost of DEX in decoding: the base model, the same with the adapter, and with it folded."""
 
 import copy
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from antiphase.benchmarks.model import decoding
 from antiphase.pretrained import DexConfig, fold, unchain
 
 BASE = "base"
-# of SmolLM2-135M; random weights decode as fast as trained ones
+# The shape of SmolLM2-135M; random weights decode as fast as trained ones.
 SHAPE = {
     "vocab_size": 49152,
     "hidden_size": 576,
@@ -24,8 +24,8 @@ SHAPE = {
 
 
 @dataclass(frozen=True)
-class Cost:
-    """A model's time over the base model's, and its seconds."""
+class AdapterCost:
+    """The decoding time of one model: ratios to the base model, and seconds."""
 
     name: str
     wall: timing.Ratio
@@ -33,30 +33,41 @@ class Cost:
     seconds: float
 
 
-def models(dtype: torch.dtype) -> dict[str, LlamaForCausalLM]:
-    """Return the three, from the same weights."""
+def build_models(dtype: torch.dtype) -> dict[str, LlamaForCausalLM]:
+    """Return the base model, the adapted one and the folded one, from the same weights."""
     torch.manual_seed(0)
     base = LlamaForCausalLM(LlamaConfig(**SHAPE)).to(dtype)
     half = [list(range(0, 9, 2)) for _ in range(SHAPE["num_hidden_layers"])]
-    made = {BASE: base}
+    models = {BASE: base}
     for name in ("adapter", "folded"):
         unchained = unchain(copy.deepcopy(base), DexConfig(heads=half, anneal=10))
         unchained.step = 5
-        made[name] = fold(unchained) if name == "folded" else unchained.base_model
-    return made
+        models[name] = fold(unchained) if name == "folded" else unchained.base_model
+    return models
 
 
-def race(length: int, new_tokens: int, dtype: torch.dtype, rounds: int) -> list[Cost]:
-    """Let the three decode in turns."""
+def compare(length: int, new_tokens: int, dtype: torch.dtype, rounds: int) -> list[AdapterCost]:
+    """Time the decoding of the three models.
+
+    Args:
+        length: Number of tokens in the context.
+        new_tokens: Number of tokens to decode after it.
+        dtype: Dtype of the weights.
+        rounds: Number of measured rounds.
+
+    Returns:
+        The cost of each model, the base model first.
+
+    """
     ids = torch.randint(0, SHAPE["vocab_size"], (1, length))
-    work = {name: decoding(m, ids, new_tokens) for name, m in models(dtype).items()}
+    work = {name: decoding(model, ids, new_tokens) for name, model in build_models(dtype).items()}
     samples = timing.interleave(work, rounds)
     return [
-        Cost(
+        AdapterCost(
             name,
-            timing.ratio(taken, samples[BASE], "wall"),
-            timing.ratio(taken, samples[BASE], "cpu"),
-            timing.seconds(taken, "wall"),
+            timing.ratio(times, samples[BASE], "wall"),
+            timing.ratio(times, samples[BASE], "cpu"),
+            timing.seconds(times, "wall"),
         )
-        for name, taken in samples.items()
+        for name, times in samples.items()
     ]

@@ -1,9 +1,9 @@
-"""Differential attention beside standard attention of equal parameters and the forms in use.
+"""Differential attention against standard attention of equal parameters, and other forms in use.
 
 Standard attention has 2H heads of width d. The differential forms have H heads with two maps of
 width d and V of width 2d: the same projections, so the same parameters. Our own one-map kernel runs
-standard attention's shapes: the ratio to it tells what the mechanism costs, the ratio to
-`F.scaled_dot_product_attention` also what a better micro-kernel gains.
+the shapes of standard attention. The ratio to it is the cost of the mechanism; the ratio to
+`F.scaled_dot_product_attention` also contains the gain of a faster micro-kernel.
 """
 
 import contextlib
@@ -32,17 +32,18 @@ HALVES = "V in halves, 4 calls"
 WIDE = "V wide, 2 calls"
 LAM = 0.8
 
-Call = Callable[[list[Tensor], list[Tensor]], Tensor]  # of standard's and the pair's inputs
+# Takes the inputs of standard attention and those of the differential forms.
+AttentionFunction = Callable[[list[Tensor], list[Tensor]], Tensor]
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One cell of the table."""
+class AttentionSetting:
+    """The shapes, dtype and threads of one cell."""
 
     dtype: str
     length: int
     threads: int
-    queries: int | None = None  # query rows, None for as many as keys
+    queries: int | None = None  # number of query rows, None for as many as keys
     heads: int = 16  # of standard attention; the differential forms have half
     width: int = 64
     batch: int = 1
@@ -50,16 +51,17 @@ class Setting:
 
     @property
     def rows(self) -> int:
+        """Return the number of query rows."""
         return self.length if self.queries is None else self.queries
 
     @property
     def masked(self) -> bool:
-        """Fewer query rows than keys are decoding: every row sees every key."""
+        """Tell whether the call is causal; in decoding, every row attends to every key."""
         return self.causal and self.queries is None
 
     @property
     def flops(self) -> float:
-        """Forward floating-point operations of standard attention, the visible part only."""
+        """Return the forward FLOPs of standard attention, of the unmasked part only."""
         pairs = self.rows * self.length
         if self.masked:
             pairs -= self.rows * (self.rows - 1) // 2
@@ -68,7 +70,7 @@ class Setting:
 
 @dataclass
 class Row:
-    """What was measured of one alternative in one cell; `backward` is forward and backward."""
+    """The measurements of one alternative in one cell."""
 
     name: str
     wall: timing.Ratio  # to standard attention
@@ -77,82 +79,95 @@ class Row:
     milliseconds: float
     gflops: float
     peak_bytes: int | None
-    backward: bool
+    backward: bool  # forward and backward, or forward only
 
 
 @dataclass
 class Cell:
-    """One cell of the table: its rows, and the matrix-product peak of the same run.
+    """One setting: its rows, and the fastest matrix product (GEMM) of the same run.
 
-    The peak is the best of `torch.mm` (1024 cubed) and of our micro-kernel's tiles times threads.
+    That is the best of `torch.mm` (1024 x 1024) and of our micro-kernel's tiles times threads.
     """
 
-    setting: Setting
+    setting: AttentionSetting
     gemm_gflops: float
     rows: list[Row]
 
 
-def _inputs(s: Setting, grad: bool) -> tuple[list[Tensor], list[Tensor]]:
+def _inputs(setting: AttentionSetting, grad: bool) -> tuple[list[Tensor], list[Tensor]]:
     """Return (q, k, v) of standard attention and (q1, k1, q2, k2, v) of the differential forms."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(heads: int, length: int, width: int) -> Tensor:
-        t = torch.randn(s.batch, heads, length, width, generator=generator).to(DTYPES[s.dtype])
+        t = torch.randn(setting.batch, heads, length, width, generator=generator).to(
+            DTYPES[setting.dtype]
+        )
         return t.requires_grad_(grad)
 
-    half = s.heads // 2
-    standard = [draw(s.heads, n, s.width) for n in (s.rows, s.length, s.length)]
-    pairs = [draw(half, n, s.width) for n in (s.rows, s.length, s.rows, s.length)]
-    return standard, [*pairs, draw(half, s.length, 2 * s.width)]
+    half = setting.heads // 2
+    standard = [
+        draw(setting.heads, n, setting.width)
+        for n in (setting.rows, setting.length, setting.length)
+    ]
+    pairs = [
+        draw(half, n, setting.width)
+        for n in (setting.rows, setting.length, setting.rows, setting.length)
+    ]
+    return standard, [*pairs, draw(half, setting.length, 2 * setting.width)]
 
 
-def _calls(s: Setting) -> dict[str, Call]:
-    """Return every alternative as a function of the two kinds of inputs."""
+def _calls(setting: AttentionSetting) -> dict[str, AttentionFunction]:
+    """Return every alternative as a function of both kinds of inputs."""
 
     def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=s.masked)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=setting.masked)
 
-    def halves(x: list[Tensor]) -> Tensor:
-        q1, k1, q2, k2, v = x
-        parts = [sdpa(q1, k1, w) - LAM * sdpa(q2, k2, w) for w in v.chunk(2, dim=-1)]
+    def halves(inputs: list[Tensor]) -> Tensor:
+        q1, k1, q2, k2, v = inputs
+        parts = [sdpa(q1, k1, half) - LAM * sdpa(q2, k2, half) for half in v.chunk(2, dim=-1)]
         return torch.cat(parts, dim=-1)
 
-    def wide(x: list[Tensor]) -> Tensor:
-        q1, k1, q2, k2, v = x
+    def wide(inputs: list[Tensor]) -> Tensor:
+        q1, k1, q2, k2, v = inputs
         return sdpa(q1, k1, v) - LAM * sdpa(q2, k2, v)
 
-    def ours(backend: str) -> Call:
-        def call(_: list[Tensor], x: list[Tensor]) -> Tensor:
-            q1, k1, q2, k2, v = x
-            return diff_attention(q1, k1, q2, k2, v, LAM, causal=s.masked, backend=backend)
+    def ours(backend: str) -> AttentionFunction:
+        def call(_: list[Tensor], inputs: list[Tensor]) -> Tensor:
+            q1, k1, q2, k2, v = inputs
+            return diff_attention(q1, k1, q2, k2, v, LAM, causal=setting.masked, backend=backend)
 
         return call
 
     calls = {
-        STANDARD: lambda x, _: sdpa(*x),
-        ONE_MAP: lambda x, _: attention(*x, causal=s.masked, backend="fused_cpu"),
+        STANDARD: lambda standard, _: sdpa(*standard),
+        ONE_MAP: lambda standard, _: attention(
+            *standard, causal=setting.masked, backend="fused_cpu"
+        ),
         FUSED: ours("fused_cpu"),
         PYTHON: ours("fused_cpu"),
         "antiphase sdpa (padded)": ours("sdpa"),
-        HALVES: lambda _, x: halves(x),
-        WIDE: lambda _, x: wide(x),
+        HALVES: lambda _, differential: halves(differential),
+        WIDE: lambda _, differential: wide(differential),
     }
     try:
         native.library()
     except native.Unavailable:
         del calls[ONE_MAP], calls[FUSED]
-    # Wide V leaves the flash kernel: its maps are written down, several times in the backward.
+    # Wide V cannot use the flash kernel: its maps are materialised, several times in backward.
     free = timing.available_bytes()
-    if free is not None and 16 * 4.0 * s.batch * s.heads * s.rows * s.length > free:
+    if (
+        free is not None
+        and 16 * 4.0 * setting.batch * setting.heads * setting.rows * setting.length > free
+    ):
         del calls[WIDE]
     return calls
 
 
-def _works(s: Setting, backward: bool) -> dict[str, timing.Work]:
+def _works(setting: AttentionSetting, backward: bool) -> dict[str, timing.Work]:
     """Return every alternative ready to run: forward without gradients, or forward and backward."""
-    standard, differential = _inputs(s, grad=backward)
+    standard, differential = _inputs(setting, grad=backward)
 
-    def ready(name: str, call: Call) -> timing.Work:
+    def ready(name: str, call: AttentionFunction) -> timing.Work:
         level = fused_cpu.python_level if name == PYTHON else contextlib.nullcontext
 
         def work() -> None:
@@ -165,42 +180,59 @@ def _works(s: Setting, backward: bool) -> dict[str, timing.Work]:
 
         return work
 
-    return {name: ready(name, call) for name, call in _calls(s).items()}
+    return {name: ready(name, call) for name, call in _calls(setting).items()}
 
 
 def measure_cell(
-    s: Setting, *, backward: bool, rounds: int, tick: Callable[[], None] = lambda: None
+    setting: AttentionSetting,
+    *,
+    backward: bool,
+    rounds: int,
+    tick: Callable[[], None] = lambda: None,
 ) -> Cell:
-    """Measure every alternative in one cell; `tick` is called after each round."""
+    """Measure every alternative in one setting.
+
+    Args:
+        setting: Shapes, dtype and threads.
+        backward: Measure forward and backward, too.
+        rounds: Number of measured rounds.
+        tick: Called after each round.
+
+    Returns:
+        The measurements of all alternatives.
+
+    """
     threads = torch.get_num_threads()
-    torch.set_num_threads(s.threads)
+    torch.set_num_threads(setting.threads)
     gc.collect()
     gc.freeze()  # what is loaded already: the collections before each peak then take no time
     try:
-        return _measure(s, backward, rounds, tick)
+        return _measure(setting, backward, rounds, tick)
     finally:
         gc.unfreeze()
         torch.set_num_threads(threads)
 
 
-def _measure(s: Setting, backward: bool, rounds: int, tick: Callable[[], None]) -> Cell:
-    cell = Cell(s, 0.0, [])
-    a = torch.randn(1024, 1024).to(DTYPES[s.dtype])
+def _measure(
+    setting: AttentionSetting, backward: bool, rounds: int, tick: Callable[[], None]
+) -> Cell:
+    cell = Cell(setting, 0.0, [])
+    matrix = torch.randn(1024, 1024).to(DTYPES[setting.dtype])
     gemm: list[float] = []
 
     def after_round() -> None:
-        gemm.append(s.threads * _tile_gflops(s))
+        gemm.append(setting.threads * _tile_gflops(setting))
         tick()
 
     for with_backward in (False, True) if backward else (False,):
-        works = _works(s, with_backward)
+        works = _works(setting, with_backward)
         samples = timing.interleave(
-            {**works, "gemm": lambda: a @ a},
+            {**works, "gemm": lambda: matrix @ matrix},
             rounds,
             after_round,
         )
-        gemm += [2 * 1024**3 / x.wall * 1e-9 for x in samples.pop("gemm")]
-        flops = s.flops * (3.5 if with_backward else 1.0)
+        gemm += [2 * 1024**3 / sample.wall * 1e-9 for sample in samples.pop("gemm")]
+        flops = setting.flops * (3.5 if with_backward else 1.0)
         for name, times in samples.items():
             wall = timing.seconds(times, "wall")
             gc.collect()
@@ -222,18 +254,18 @@ def _measure(s: Setting, backward: bool, rounds: int, tick: Callable[[], None]) 
     return cell
 
 
-def _tile_gflops(s: Setting) -> float:
-    """Time the micro-kernel that this dtype runs on, one thread; 0 without the C++ level."""
+def _tile_gflops(setting: AttentionSetting) -> float:
+    """Time the micro-kernel of this dtype on one thread; 0 without the C++ level."""
     try:
         library = native.library()
     except native.Unavailable:
         return 0.0
-    kernel = library.bf16_kernel if s.dtype == "bf16" else 0
+    kernel = library.bf16_kernel if setting.dtype == "bf16" else 0
     return tile_rate(library.handle, kernel)
 
 
 def machine() -> dict[str, Any]:
-    """Describe what the figures were measured on."""
+    """Describe the machine that the figures were measured on."""
     try:
         rates = native.library().rates
     except native.Unavailable as reason:
@@ -250,5 +282,5 @@ def machine() -> dict[str, Any]:
 
 
 def as_json(cells: list[Cell], about: dict[str, Any]) -> dict[str, Any]:
-    """Return the whole run as plain data."""
+    """Return all measurements as plain data."""
     return {"machine": about, "cells": [asdict(cell) for cell in cells]}

@@ -1,8 +1,8 @@
-"""Whole models beside each other: a training step, a forward pass, and decoding with a cache.
+"""Models compared: a training step, a forward pass, and decoding with a KV cache.
 
 Models of one size and of equal parameters (see `antiphase show SIZE --every`), with random weights.
 The baseline is our `standard`, on the same fused backend; transformers' `DiffLlama` of equal shape
-runs as it comes, and once more after `antiphase.accelerate`.
+runs unchanged, and once more after `antiphase.accelerate`.
 """
 
 import copy
@@ -25,12 +25,12 @@ DIFFLLAMA = "DiffLlama"
 ACCELERATED = "DiffLlama, accelerated"
 TRAINED = (BASELINE, "diff_v1", "diff_v2", "low_rank_noise")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-RACES = ("training", "forward", "decoding")
+WORKLOADS = ("training", "forward", "decoding")
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One benchmark: a size, a length and how it runs."""
+class ModelSetting:
+    """The size of the models, the lengths, and how they run."""
 
     size: str = "mini"
     length: int = 2048
@@ -42,7 +42,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Entry:
-    """One model in one race: its time, and ratios to the baseline and to DiffLlama."""
+    """One model in one workload: its time, and ratios to the baseline and to DiffLlama."""
 
     name: str
     parameters: int
@@ -53,17 +53,28 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Race:
-    """What was timed, and everyone's times."""
+class Comparison:
+    """One workload, and the times of all models."""
 
     title: str
     entries: list[Entry]
 
 
 def run(
-    setting: Setting, races: list[str], rounds: int, tick: Callable[[str], None]
-) -> Iterator[Race]:
-    """Run races by name, one after the other; `tick` hears what has just been timed."""
+    setting: ModelSetting, workloads: list[str], rounds: int, tick: Callable[[str], None]
+) -> Iterator[Comparison]:
+    """Compare the models on one workload after the other.
+
+    Args:
+        setting: The size of the models, the lengths, and how they run.
+        workloads: Names from `WORKLOADS`.
+        rounds: Number of measured rounds.
+        tick: Called after each round with the title of the workload.
+
+    Yields:
+        One comparison per workload.
+
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(setting.threads)
     try:
@@ -75,27 +86,29 @@ def run(
             "decoding": f"decoding {setting.new_tokens} tokens after {setting.length}",
         }
         makers = {
-            "training": lambda m: _training_step(m, ids),
-            "forward": lambda m: _forward(m, ids),
-            "decoding": lambda m: decoding(m, ids, setting.new_tokens),
+            "training": lambda model: _training_step(model, ids),
+            "forward": lambda model: _forward(model, ids),
+            "decoding": lambda model: decoding(model, ids, setting.new_tokens),
         }
-        for race in races:
-            work = {name: makers[race](m) for name, m in models.items()}
-            yield _race(titles[race], work, models, rounds, tick)
+        for workload in workloads:
+            work = {name: makers[workload](model) for name, model in models.items()}
+            yield _compare(titles[workload], work, models, rounds, tick)
     finally:
         torch.set_num_threads(threads)
 
 
-def as_json(setting: Setting, races: list[Race], about: dict[str, Any]) -> dict[str, Any]:
-    """Return everything measured, with the machine and the setting."""
+def as_json(
+    setting: ModelSetting, comparisons: list[Comparison], about: dict[str, Any]
+) -> dict[str, Any]:
+    """Return all measurements as plain data, with the machine and the setting."""
     return {
         "machine": about,
         "setting": asdict(setting),
-        "races": [asdict(race) for race in races],
+        "comparisons": [asdict(comparison) for comparison in comparisons],
     }
 
 
-def _models(setting: Setting) -> dict[str, Any]:
+def _models(setting: ModelSetting) -> dict[str, Any]:
     torch.manual_seed(0)
     fields = {"max_position_embeddings": setting.length + setting.new_tokens}
     if setting.kv_heads is not None:
@@ -105,7 +118,7 @@ def _models(setting: Setting) -> dict[str, Any]:
     }
     config = models[BASELINE].config
     more = config.num_attention_heads * 3 // 2
-    if more % config.num_key_value_heads == 0:  # V2's authors' baseline of equal parameters
+    if more % config.num_key_value_heads == 0:  # DIFF V2's own baseline of equal parameters
         models[MORE_HEADS] = AntiphaseForCausalLM(
             preset(
                 setting.size,
@@ -131,7 +144,7 @@ def _models(setting: Setting) -> dict[str, Any]:
     models[DIFFLLAMA] = DiffLlamaForCausalLM(shape)
     models[ACCELERATED] = copy.deepcopy(models[DIFFLLAMA])
     accelerate(models[ACCELERATED])
-    return {name: m.to(DTYPES[setting.dtype]) for name, m in models.items()}
+    return {name: model.to(DTYPES[setting.dtype]) for name, model in models.items()}
 
 
 def _training_step(model: nn.Module, ids: Tensor) -> timing.Work:
@@ -152,12 +165,13 @@ def _forward(model: nn.Module, ids: Tensor) -> timing.Work:
 
 
 def decoding(model: nn.Module, ids: Tensor, new_tokens: int) -> timing.Work:
+    """Return the greedy decoding of `new_tokens` after `ids` [B, T]; prefill is not timed."""
     prefilled: list[Any] = []
 
     @torch.no_grad()
     def decode() -> None:
         model.eval()
-        if not prefilled:  # in the round that does not count
+        if not prefilled:  # in the warm-up round
             prefilled.append(model(ids, use_cache=True, logits_to_keep=1).past_key_values)
         cache = copy.deepcopy(prefilled[0])
         token = ids[:, :1]
@@ -168,28 +182,28 @@ def decoding(model: nn.Module, ids: Tensor, new_tokens: int) -> timing.Work:
     return decode
 
 
-def _race(
+def _compare(
     title: str,
     work: dict[str, timing.Work],
     models: dict[str, Any],
     rounds: int,
     tick: Callable[[str], None],
-) -> Race:
+) -> Comparison:
     gc.collect()
     samples = timing.interleave(work, rounds, lambda: tick(title))
     entries = []
-    for name, taken in samples.items():
-        theirs = None
+    for name, times in samples.items():
+        to_diffllama = None
         if name != DIFFLLAMA:
-            theirs = timing.ratio(taken, samples[DIFFLLAMA], "cpu")
+            to_diffllama = timing.ratio(times, samples[DIFFLLAMA], "cpu")
         entries.append(
             Entry(
                 name,
                 models[name].num_parameters(),
-                timing.ratio(taken, samples[BASELINE], "wall"),
-                timing.ratio(taken, samples[BASELINE], "cpu"),
-                theirs,
-                timing.seconds(taken, "wall"),
+                timing.ratio(times, samples[BASELINE], "wall"),
+                timing.ratio(times, samples[BASELINE], "cpu"),
+                to_diffllama,
+                timing.seconds(times, "wall"),
             )
         )
-    return Race(title, entries)
+    return Comparison(title, entries)

@@ -1,4 +1,7 @@
-"""Present a benchmark: tables for the terminal, a plot of ratios against the sequence length."""
+"""Present a benchmark: tables for the terminal, a plot of ratios against the length.
+
+Tables fit 80 columns. Where they leave out quartiles, the JSON has them.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,20 +10,16 @@ from rich import box
 from rich.table import Table
 
 from antiphase.benchmarks.attention import FUSED, STANDARD, Cell
-from antiphase.benchmarks.model import BASELINE, Race
+from antiphase.benchmarks.model import BASELINE, Comparison
 from antiphase.benchmarks.timing import Ratio
 
 if TYPE_CHECKING:
-    from antiphase.benchmarks.adapter import Cost as AdapterCost
-    from antiphase.benchmarks.training import Cost as TrainingCost
-
-
-def _ratio(r: Ratio, digits: int = 2) -> str:
-    return f"{r.median:.{digits}f} ({r.low:.{digits}f}-{r.high:.{digits}f})"
+    from antiphase.benchmarks.adapter import AdapterCost
+    from antiphase.benchmarks.training import TrainingCost
 
 
 def machine_lines(about: dict[str, Any]) -> list[str]:
-    """Return what the figures are measured on, in lines."""
+    """Describe the machine that the figures are measured on, in lines of text."""
     rates = ", ".join(
         f"{name} {rate:.0f}" if isinstance(rate, float) else str(rate)
         for name, rate in about["micro_kernels_gflops"].items()
@@ -36,60 +35,52 @@ def machine_lines(about: dict[str, Any]) -> list[str]:
 
 def cell_table(cell: Cell) -> Table:
     """Return one cell as a table: ratios to standard attention, lower is better."""
-    s = cell.setting
-    shape = f"{s.batch}x{s.heads}x{s.width}, " + ("causal" if s.masked else "full")
-    rows = "" if s.queries is None else f", {s.queries} query rows"
-    table = Table(
-        title=f"{s.dtype}, T = {s.length}{rows}, {s.threads} thread(s), {shape}; "
-        f"GEMM {cell.gemm_gflops:.0f} GFLOP/s",
-        title_justify="left",
+    setting = cell.setting
+    queries = "" if setting.queries is None else f", {setting.queries} query rows"
+    table = _table(
+        f"{setting.dtype}, T = {setting.length}{queries}, {setting.threads} thread(s), "
+        f"{setting.batch}x{setting.heads}x{setting.width}, "
+        f"{'causal' if setting.masked else 'full'}; GEMM {cell.gemm_gflops:.0f} GFLOP/s",
+        *("alternative", "wall ratio\n(quartiles)", "CPU\nratio", "to one\nmap", "ms"),
+        *("GFLOP\n/s", "of\nGEMM", "peak\nMB"),
     )
-    table.add_column("alternative")
-    columns = ("wall ratio (quartiles)", "CPU ratio (quartiles)", "to own one map", "ms")
-    for name in (*columns, "GFLOP/s", "of GEMM", "peak MB"):
-        table.add_column(name, justify="right")
     for title, backward in (("forward", False), ("forward + backward", True)):
-        chosen = [row for row in cell.rows if row.backward == backward]
-        if not chosen:
+        rows = [row for row in cell.rows if row.backward == backward]
+        if not rows:
             continue
         table.add_section()
         table.add_row(f"[bold]{title}")
-        for row in chosen:
+        for row in rows:
             style = "green" if row.name == FUSED else "dim" if row.name == STANDARD else None
-            peak = "-" if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.0f}"
             table.add_row(
                 row.name,
-                _ratio(row.wall),
-                _ratio(row.cpu),
+                _quartiles(row.wall),
+                f"{row.cpu.median:.2f}",
                 "-" if row.one_map is None else f"{row.one_map.median:.2f}",
                 f"{row.milliseconds:.1f}",
                 f"{row.gflops:.0f}",
                 f"{row.gflops / cell.gemm_gflops:.0%}",
-                peak,
+                "-" if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.0f}",
                 style=style,
             )
     return table
 
 
-def race_table(race: Race) -> Table:
-    """Return one race of models: ratios to `standard`, lower is better, and to DiffLlama."""
-    table = Table(
-        title=f"{race.title}: time over standard's (quartiles)",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=0,
+def comparison_table(comparison: Comparison) -> Table:
+    """Return one workload as a table: ratios to `standard`, lower is better, and to DiffLlama."""
+    table = _table(
+        f"{comparison.title}: ratios to the time of {BASELINE}",
+        *("model", "parameters", "wall\nratio", "CPU ratio\n(quartiles)"),
+        *("DiffLlama /\nthis model", "s"),
     )
-    table.add_column("model", no_wrap=True)
-    for name in ("params", "wall", "CPU", "DiffLlama / it", "s"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for entry in race.entries:
-        faster = "-" if entry.to_diffllama is None else f"{1 / entry.to_diffllama.median:.2f}"
+    for entry in comparison.entries:
+        speedup = "-" if entry.to_diffllama is None else f"{1 / entry.to_diffllama.median:.2f}"
         table.add_row(
             entry.name,
             f"{entry.parameters / 1e6:.3g}M",
             f"{entry.wall.median:.2f}",
-            _ratio(entry.cpu),
-            faster,
+            _quartiles(entry.cpu),
+            speedup,
             f"{entry.seconds:.2f}",
             style="dim" if entry.name == BASELINE else None,
         )
@@ -97,30 +88,46 @@ def race_table(race: Race) -> Table:
 
 
 def training_table(cost: "TrainingCost") -> Table:
-    """Return what a run costs beside a bare loop."""
-    table = Table("measure")
-    table.add_column("value (quartiles)", justify="right")
+    """Return the cost of a run as a table: ratios to a bare loop, lower is better."""
+    table = _table(None, "measure", "value (quartiles)")
     for name, rate in cost.tokens_per_second.items():
         table.add_row(f"{name}, tokens/s", f"{rate:,.0f}")
-    table.add_row("run / bare loop, wall", _ratio(cost.wall, 3))
-    table.add_row("run / bare loop, CPU", _ratio(cost.cpu, 3))
-    table.add_row("making the batches / bare loop, CPU", f"{cost.batches.median:.5f}")
+    table.add_row("run / bare loop, wall", _quartiles(cost.wall, 3))
+    table.add_row("run / bare loop, CPU", _quartiles(cost.cpu, 3))
+    table.add_row("building the batches / bare loop, CPU", f"{cost.batches.median:.5f}")
     return table
 
 
 def adapter_table(costs: "list[AdapterCost]", new_tokens: int) -> Table:
-    """Return what DEX costs in decoding: ratios to the base model, lower is better."""
-    table = Table("model")
-    for name in ("tokens/s", "wall ratio (quartiles)", "CPU ratio (quartiles)"):
-        table.add_column(name, justify="right")
+    """Return the cost of DEX in decoding as a table: ratios to the base model, lower is better."""
+    names = ("model", "tokens/s", "wall ratio (quartiles)", "CPU ratio (quartiles)")
+    table = _table(None, *names)
     for cost in costs:
         rate = f"{new_tokens / cost.seconds:.1f}"
-        table.add_row(cost.name, rate, _ratio(cost.wall, 3), _ratio(cost.cpu, 3))
+        table.add_row(cost.name, rate, _quartiles(cost.wall, 3), _quartiles(cost.cpu, 3))
     return table
 
 
+def _table(title: str | None, first: str, *numeric: str) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
+    table.add_column(first)  # wraps before any digit is cut
+    for name in numeric:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _quartiles(ratio: Ratio, digits: int = 2) -> str:
+    return f"{ratio.median:.{digits}f} ({ratio.low:.{digits}f}-{ratio.high:.{digits}f})"
+
+
 def plot(cells: list[Cell], path: Path) -> None:
-    """Draw the wall-time ratio to standard attention against the length, a panel a kind of cell."""
+    """Plot the wall-time ratio to standard attention against the length.
+
+    Args:
+        cells: Measurements; one panel per dtype, number of threads and pass.
+        path: File to write (PNG, SVG or PDF).
+
+    """
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,7 +1,7 @@
-"""Time alternatives fairly on a noisy machine, and see how much memory each needs at its peak.
+"""Time alternatives on a noisy machine, and measure the peak memory of each.
 
-Each round runs every alternative once, so that a slow spell hits all alike; an alternative's ratio
-is taken round by round against the baseline of the same round, and the median of the rounds counts.
+Each round runs every alternative once, so that a slow phase of the machine affects all of them.
+Ratios are taken per round, to the baseline of the same round; the median of the rounds is reported.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True)
 class Sample:
-    """One timed run: seconds on the wall and seconds of CPU over all threads."""
+    """One timed run, in seconds: wall time, and CPU time of all threads."""
 
     wall: float
     cpu: float
@@ -25,7 +25,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A median of per-round ratios with its quartiles."""
+    """The median of the ratios per round, with its quartiles."""
 
     median: float
     low: float
@@ -42,7 +42,17 @@ def time_once(work: Work) -> Sample:
 def interleave(
     alternatives: dict[str, Work], rounds: int, after_round: Callable[[], None] = lambda: None
 ) -> dict[str, list[Sample]]:
-    """Run every alternative once a round, after one round that does not count."""
+    """Time every alternative once per round.
+
+    Args:
+        alternatives: What to time, by name.
+        rounds: Number of measured rounds; one warm-up round comes first.
+        after_round: Called after each round.
+
+    Returns:
+        The samples of each alternative, one per measured round.
+
+    """
     samples: dict[str, list[Sample]] = {name: [] for name in alternatives}
     for round_number in range(rounds + 1):
         for name, work in alternatives.items():
@@ -56,41 +66,42 @@ def interleave(
 def ratio(samples: list[Sample], baseline: list[Sample], clock: str) -> Ratio:
     """Return the median ratio to the baseline of the same round, by "wall" or "cpu" time."""
     values = sorted(
-        getattr(s, clock) / getattr(b, clock) for s, b in zip(samples, baseline, strict=True)
+        getattr(sample, clock) / getattr(reference, clock)
+        for sample, reference in zip(samples, baseline, strict=True)
     )
     quarter = len(values) // 4
     return Ratio(statistics.median(values), values[quarter], values[-1 - quarter])
 
 
 def seconds(samples: list[Sample], clock: str) -> float:
-    """Return the median time."""
-    return float(statistics.median(getattr(s, clock) for s in samples))
+    """Return the median time, by "wall" or "cpu" time."""
+    return float(statistics.median(getattr(sample, clock) for sample in samples))
 
 
 def peak_extra_bytes(work: Work) -> int | None:
-    """Return how far resident memory rises above its start while `work` runs (Linux only)."""
+    """Return by how much resident memory rises while `work` runs; None where it is not reported."""
     status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # else memory freed by others would not count
+        ctypes.CDLL(None).malloc_trim(0)  # else reused memory, freed before, would not count
     try:
-        reset.write_text("5")  # forget the peak so far
+        reset.write_text("5")  # resets the recorded peak
     except OSError:
         return None
-    before = _field(status, "VmRSS")
+    before = _status_bytes(status, "VmRSS")
     result = work()
-    peak = _field(status, "VmHWM")
+    peak = _status_bytes(status, "VmHWM")
     del result
     return peak - before
 
 
-def _field(status: Path, name: str) -> int:
-    line = next(x for x in status.read_text().splitlines() if x.startswith(name))
-    return int(line.split()[1]) * 1024
-
-
 def available_bytes() -> int | None:
-    """Return the memory that is free to use, None where the system does not say."""
+    """Return the available memory, None where the system does not report it."""
     try:
-        return _field(Path("/proc/meminfo"), "MemAvailable")
+        return _status_bytes(Path("/proc/meminfo"), "MemAvailable")
     except (OSError, StopIteration):
         return None
+
+
+def _status_bytes(status: Path, name: str) -> int:
+    line = next(line for line in status.read_text().splitlines() if line.startswith(name))
+    return int(line.split()[1]) * 1024

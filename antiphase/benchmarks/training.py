@@ -1,4 +1,4 @@
-"""What the Trainer and our callbacks cost: each step of a run beside that of a bare loop."""
+"""The cost of the Trainer and our callbacks: steps of a run against steps of a bare loop."""
 
 import tempfile
 import time
@@ -20,21 +20,21 @@ from antiphase.training.trainer import RunTrainer, arguments, collate
 
 BARE = "bare loop"
 RUN = "antiphase train"
-BATCHES = "making the batches"
+BATCHES = "building the batches"
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Tokens a second of each way, and ratios to the bare loop, step by step."""
+class TrainingCost:
+    """Tokens per second of each, and ratios to the bare loop, per step."""
 
     tokens_per_second: dict[str, float]
     wall: timing.Ratio
     cpu: timing.Ratio
-    batches: timing.Ratio  # share of the bare loop's time, CPU
+    batches: timing.Ratio  # fraction of the bare loop's CPU time
 
 
-class _Bare:
-    """A loop as one would write it by hand, one step at a time."""
+class _BareLoop:
+    """A minimal training loop, one step at a time."""
 
     def __init__(self, recipe: Recipe, data: Task | Language) -> None:
         torch.manual_seed(recipe.seed)
@@ -59,21 +59,21 @@ class _Bare:
         self.optimiser.zero_grad()
 
 
-class _Turns(TrainerCallback):
-    """After each step of the run: the same step of the bare loop, then its batch alone."""
+class _Alternate(TrainerCallback):
+    """After each step of the run, time the same step of the bare loop, then its batch alone."""
 
-    def __init__(self, bare: _Bare, tick: Callable[[], None]) -> None:
+    def __init__(self, bare: _BareLoop, tick: Callable[[], None]) -> None:
         self.bare, self.tick = bare, tick
         self.samples: dict[str, list[timing.Sample]] = {BARE: [], RUN: [], BATCHES: []}
         self._since = (0.0, 0.0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop the run's clock, time the others, and start it again."""
+        """Stop the clock of the run, time the others, and restart it."""
         number = state.global_step - 1
         wall, cpu = time.perf_counter() - self._since[0], time.process_time() - self._since[1]
         bare = timing.time_once(lambda: self.bare.step(number))
         batch = timing.time_once(lambda: self.bare.batch(number))
-        if number:  # the first step also sets things up
+        if number:  # the first step is a warm-up
             self.samples[RUN].append(timing.Sample(wall, cpu))
             self.samples[BARE].append(bare)
             self.samples[BATCHES].append(batch)
@@ -81,14 +81,24 @@ class _Turns(TrainerCallback):
         self._since = time.perf_counter(), time.process_time()
 
 
-def run(recipe: Recipe, steps: int, tick: Callable[[], None]) -> Cost:
-    """Return what `steps` steps cost each way, taking turns."""
+def run(recipe: Recipe, steps: int, tick: Callable[[], None]) -> TrainingCost:
+    """Time steps of a run and of a bare loop, alternating.
+
+    Args:
+        recipe: What to train.
+        steps: Number of measured steps.
+        tick: Called after each measured step.
+
+    Returns:
+        The cost of the run, relative to the bare loop.
+
+    """
     recipe = recipe.changed(steps=steps + 1, log_every=10, checkpoint_every=10)
     if recipe.threads is not None:
         torch.set_num_threads(recipe.threads)
     data = dataset(recipe, "train", recipe.steps * recipe.batch_size)
     tokens = recipe.batch_size * data.length
-    turns = _Turns(_Bare(recipe, data), tick)
+    alternate = _Alternate(_BareLoop(recipe, data), tick)
     with tempfile.TemporaryDirectory() as folder:
         settings = arguments(recipe, Path(folder), 1)
         settings.save_strategy = "no"
@@ -103,10 +113,10 @@ def run(recipe: Recipe, steps: int, tick: Callable[[], None]) -> Cost:
         )
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(Metrics(Path(folder), speed))
-        trainer.add_callback(turns)
+        trainer.add_callback(alternate)
         trainer.train()
-    samples = turns.samples
-    return Cost(
+    samples = alternate.samples
+    return TrainingCost(
         {name: tokens / timing.seconds(samples[name], "wall") for name in (BARE, RUN)},
         timing.ratio(samples[RUN], samples[BARE], "wall"),
         timing.ratio(samples[RUN], samples[BARE], "cpu"),

@@ -82,7 +82,7 @@ def bench_attention(
 
     output, about = _begin(quiet, as_json)
     settings = [
-        attention.Setting(d, n, t, queries, heads, width, batch, causal)
+        attention.AttentionSetting(d, n, t, queries, heads, width, batch, causal)
         for d in dtype
         for t in threads
         for n in length
@@ -111,7 +111,7 @@ def bench_attention(
 @bench.command("model")
 def bench_model(
     size: Annotated[str, typer.Option(help="preset: nano, micro, mini, ...")] = "mini",
-    race: Annotated[
+    workload: Annotated[
         list[str], typer.Option(help="training, forward or decoding; repeat for several")
     ] = ["training", "forward", "decoding"],
     length: Annotated[int, typer.Option(help="sequence length, and context of decoding")] = 2048,
@@ -129,8 +129,8 @@ def bench_model(
 ) -> None:
     """Compare models: a training step, a forward pass and decoding, relative to `standard`."""
     require_one_of(("fp32", "bf16"), dtype=dtype)
-    for name in race:
-        require_one_of(("training", "forward", "decoding"), race=name)
+    for name in workload:
+        require_one_of(("training", "forward", "decoding"), workload=name)
     require_at_least(
         1, length=length, new_tokens=new_tokens, threads=threads, rounds=rounds, kv_heads=kv_heads
     )
@@ -140,9 +140,9 @@ def bench_model(
 
     require_one_of(PRESETS, size=size)
     output, about = _begin(quiet, as_json)
-    setting = model.Setting(size, length, new_tokens, threads, dtype, kv_heads)
+    setting = model.ModelSetting(size, length, new_tokens, threads, dtype, kv_heads)
     output.note(f"{size}, {dtype}, {threads} thread(s), median of {rounds} interleaved rounds")
-    races: list[model.Race] = []
+    comparisons: list[model.Comparison] = []
     with output.progress.status("measuring") as status:
         done: list[str] = []
 
@@ -150,13 +150,13 @@ def bench_model(
             done.append(title)
             status.update(f"{title}: round {done.count(title)} of {rounds + 1}")
 
-        for result in model.run(setting, race, rounds, tick):
-            races.append(result)
-            output.table(report.race_table(result))
-            _save(out, model.as_json(setting, races, about))
+        for result in model.run(setting, workload, rounds, tick):
+            comparisons.append(result)
+            output.table(report.comparison_table(result))
+            _save(out, model.as_json(setting, comparisons, about))
     if out is not None:
         output.wrote(out)
-    output.json(model.as_json(setting, races, about))
+    output.json(model.as_json(setting, comparisons, about))
 
 
 @bench.command("training")
@@ -172,8 +172,7 @@ def bench_training(
     from antiphase.training.recipe import apply_settings, load_recipe
 
     chosen = apply_settings(load_recipe(recipe), setting or [])
-    from antiphase.benchmarks import report
-    from antiphase.benchmarks import training as race
+    from antiphase.benchmarks import report, training
 
     output, about = _begin(quiet, as_json)
     with output.progress.status("measuring") as status:
@@ -183,7 +182,7 @@ def bench_training(
             done.append(None)
             status.update(f"step {len(done)} of {steps}")
 
-        cost = race.run(chosen, steps, tick)
+        cost = training.run(chosen, steps, tick)
     output.note(
         f"{recipe}: {chosen.size}, {chosen.attention}, {chosen.task}, batch size "
         f"{chosen.batch_size}, median of {steps} alternating steps"
@@ -216,7 +215,7 @@ def bench_adapter(
         f"{length}, median of {rounds} interleaved rounds"
     )
     with output.progress.status("measuring"):
-        costs = adapter.race(length, new_tokens, model.DTYPES[dtype], rounds)
+        costs = adapter.compare(length, new_tokens, model.DTYPES[dtype], rounds)
     output.table(report.adapter_table(costs, new_tokens))
     output.json({"machine": about, "costs": costs})
 

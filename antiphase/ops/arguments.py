@@ -1,7 +1,7 @@
-"""Check and normalise the arguments that every backend shares.
+"""Validate and normalise the arguments that all backends take.
 
-Backends receive tensors whose shapes, dtypes and devices are known to agree, `lam` as
-[B, H, Tq, 1] in the statistics' dtype, and `mask` as a 4-d tensor that broadcasts.
+Backends receive tensors whose shapes, dtypes and devices agree, `lam` as [B, H, Tq, 1] in the
+statistics' dtype, and `mask` as a 4-d tensor that broadcasts to [B, H, Tq, Tk].
 """
 
 import math
@@ -15,7 +15,7 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of one attention call, checked. `q2`, `k2` and `lam` are None for one map."""
+    """The validated arguments of one call. With one map, `q2`, `k2` and `lam` are None."""
 
     q1: Tensor  # [B, H, Tq, d]
     k1: Tensor  # [B, Hkv, Tk, d]
@@ -24,18 +24,18 @@ class Arguments:
     v: Tensor  # [B, Hkv, Tk, dv]
     lam: Tensor | None  # [B, H, Tq, 1], statistics' dtype
     sink: Tensor | None  # [H], statistics' dtype
-    mask: Tensor | None  # [B|1, H|1, Tq|1, Tk|1], bool (True: may attend) or additive
+    mask: Tensor | None  # [B|1, H|1, Tq|1, Tk|1], bool (True: attend) or additive
     causal: bool
     scale1: float
     scale2: float
 
     @property
     def pairs(self) -> list[tuple[Tensor, Tensor, float]]:
-        """Return (q, k, scale) of each map, the signal's first."""
-        both = [(self.q1, self.k1, self.scale1)]
+        """Return (q, k, scale) of each map, the signal map first."""
+        pairs = [(self.q1, self.k1, self.scale1)]
         if self.q2 is not None and self.k2 is not None:
-            both.append((self.q2, self.k2, self.scale2))
-        return both
+            pairs.append((self.q2, self.k2, self.scale2))
+        return pairs
 
 
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -44,32 +44,52 @@ def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def repeat_heads(t: Tensor, heads: int) -> Tensor:
-    """Repeat each head of [B, h, ...] so that there are `heads`: head i reads i // (heads / h)."""
+    """Repeat the heads of a tensor for grouped-query attention.
+
+    Args:
+        t: Tensor [B, h, ...]. h divides `heads`.
+        heads: Number of heads of the result.
+
+    Returns:
+        A tensor [B, heads, ...] whose head i is head i // (heads / h) of `t`.
+
+    """
     return t if t.shape[1] == heads else t.repeat_interleave(heads // t.shape[1], dim=1)
 
 
 def causal_mask(rows: int, keys: int, device: torch.device, first_row: int = 0) -> Tensor:
-    """Return [rows, keys], True where a query may look; the last row sees every key.
+    """Build a causal mask.
 
-    With `first_row`, the rows are part of a longer query block that ends with the last key.
+    Args:
+        rows: Number of query rows.
+        keys: Number of keys.
+        device: Device of the mask.
+        first_row: Position of the first query row among the keys.
+
+    Returns:
+        A boolean mask [rows, keys], True where row i attends: keys up to `first_row` + i.
+
     """
     i = torch.arange(rows, device=device)[:, None] + first_row
     return torch.arange(keys, device=device)[None, :] <= i
 
 
-def visible(a: Arguments) -> Tensor | None:
-    """Return where a query may look, broadcastable to [B, H, Tq, Tk]; None if everywhere."""
-    may = None
-    if a.causal:
-        Tq, Tk = a.q1.shape[2], a.k1.shape[2]
-        may = causal_mask(Tq, Tk, a.q1.device, Tk - Tq)
-    if a.mask is not None:
-        allowed = a.mask if a.mask.dtype == torch.bool else a.mask != -torch.inf
-        may = allowed if may is None else may & allowed
-    return may
+def combined_mask(args: Arguments) -> Tensor | None:
+    """Return causality and `mask` as one boolean mask (True: attend), None if nothing is masked.
+
+    It broadcasts to [B, H, Tq, Tk]. An additive mask counts as masked where it is -inf.
+    """
+    attend = None
+    if args.causal:
+        Tq, Tk = args.q1.shape[2], args.k1.shape[2]
+        attend = causal_mask(Tq, Tk, args.q1.device, Tk - Tq)
+    if args.mask is not None:
+        given = args.mask if args.mask.dtype == torch.bool else args.mask != -torch.inf
+        attend = given if attend is None else attend & given
+    return attend
 
 
-def check(
+def validate(
     q1: Tensor,
     k1: Tensor,
     q2: Tensor | None,
@@ -82,9 +102,13 @@ def check(
     scale: float | None,
     scale2: float | None,
 ) -> Arguments:
-    """Check one call's arguments and bring them into the form the backends expect.
+    """Validate the arguments of one call and bring them into the form that backends expect.
 
-    A `lam` means two maps, none means one.
+    With a `lam` the call has two maps, without it one. Shapes are those of `Arguments`.
+
+    Raises:
+        ValueError: If shapes, dtypes or devices do not agree; it names the argument.
+
     """
     named: dict[str, Tensor | None] = {"q1": q1, "k1": k1, "v": v}
     if lam is not None:
@@ -99,8 +123,8 @@ def check(
         d2 = q2.shape[3]
         _expect("q2", q2, (B, "heads that divide q1's", Tq, "any"), q2.shape[::2] == (B, Tq))
         _divides("q2", q2.shape[1], "q1", H)
-        ok = k2.shape[::2] == (B, Tk)
-        _expect("k2", k2, (B, "heads that divide q2's", Tk, d2), ok, k2.shape[3] == d2)
+        same_keys = k2.shape[::2] == (B, Tk)
+        _expect("k2", k2, (B, "heads that divide q2's", Tk, d2), same_keys, k2.shape[3] == d2)
         _divides("k2", k2.shape[1], "q2", q2.shape[1])
     dtype = statistics_dtype(q1.dtype)
     return Arguments(
@@ -132,7 +156,7 @@ def _check_tensors(tensors: dict[str, Tensor | None]) -> None:
             raise ValueError(f"{name}: got shape {tuple(t.shape)}, expected no empty dimension")
     first = next(iter(named.values()))
     if first.dtype not in DTYPES:
-        allowed = ", ".join(str(x) for x in DTYPES)
+        allowed = ", ".join(str(dtype) for dtype in DTYPES)
         raise ValueError(f"q1: got dtype {first.dtype}, allowed are {allowed}")
     for name, t in named.items():
         if t.dtype != first.dtype:
@@ -143,7 +167,7 @@ def _check_tensors(tensors: dict[str, Tensor | None]) -> None:
 
 def _expect(name: str, t: Tensor, expected: tuple[object, ...], *conditions: bool) -> None:
     if not all(conditions):
-        shape = "[" + ", ".join(str(x) for x in expected) + "]"
+        shape = "[" + ", ".join(str(size) for size in expected) + "]"
         raise ValueError(f"{name}: got shape {tuple(t.shape)}, expected {shape}")
 
 
@@ -196,8 +220,8 @@ def _check_mask(mask: Tensor, shape: tuple[int, int, int, int], device: torch.de
 
 
 def _broadcasts(shape: torch.Size, to: tuple[int, ...]) -> bool:
-    pairs = zip(reversed(shape), reversed(to), strict=False)
-    return len(shape) <= len(to) and all(s in (1, t) for s, t in pairs)
+    sizes = zip(reversed(shape), reversed(to), strict=False)
+    return len(shape) <= len(to) and all(size in (1, target) for size, target in sizes)
 
 
 def _check_scale(name: str, scale: float | None, width: int) -> float:

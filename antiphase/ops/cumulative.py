@@ -1,10 +1,11 @@
-"""Noise maps that need no T x T work: each is computed by chunks, with a running state.
+"""Attention maps in linear time, computed by chunks with a running state.
 
     linear:   A[i, j] = phi(q_i) . phi(k_j) / sum_{j' <= i} phi(q_i) . phi(k_j')      O(T r d)
     prefix:   A[i, j] = exp(s_j) / sum_{j' <= i} exp(s_j')                            O(T d)
 
-Each function returns the output A V and the state after the last key, from which the next call goes
-on; `linear_map` and `prefix_map` write the same maps down. Everything is in fp32 (fp64 for fp64).
+Each function returns the output A V and the state after the last key; the next call continues from
+that state. `linear_map` and `prefix_map` materialise the same maps. Everything is computed in fp32
+(fp64 for fp64 inputs).
 """
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from antiphase.ops.arguments import causal_mask, repeat_heads, statistics_dtype
 
 CHUNK = 32
-NOTHING = -1e30  # the logarithm of a weight that is none, finite for the sake of gradients
+LOG_ZERO = -1e30  # stands for log 0; finite, so that gradients are
 
 
 def linear_attention(
@@ -26,13 +27,23 @@ def linear_attention(
     keys: Tensor | None = None,
     state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return linear attention's output [B, H, Tq, dv] and state [B, Hkv, r, dv + 1].
+    """Compute linear attention.
 
-    Positive features fq [B, H, Tq, r], fk [B, Hkv, Tk, r]; v [B, Hkv, Tk, dv]; `keys` [B, Tk] is
-    True where a key counts. The state holds sum phi(k) v^T and, in its last column, sum phi(k).
+    Args:
+        fq: Positive features of the queries [B, H, Tq, r].
+        fk: Positive features of the keys [B, Hkv, Tk, r]. Hkv divides H.
+        v: Values [B, Hkv, Tk, dv].
+        causal: Mask the future. Queries and keys are then the same positions (Tq = Tk).
+        keys: Padding mask [B, Tk], True for keys that count.
+        state: The state of an earlier call [B, Hkv, r, dv + 1], or None at the start.
+
+    Returns:
+        The output [B, H, Tq, dv], and the state: sum of phi(k) v^T and, in its last column, of
+        phi(k).
+
     """
     dtype, out_dtype = statistics_dtype(v.dtype), v.dtype
-    fq, fk, v = fq.to(dtype), _counted(fk.to(dtype), keys), v.to(dtype)
+    fq, fk, v = fq.to(dtype), _zero_padding(fk.to(dtype), keys), v.to(dtype)
     H, T = fq.shape[1:3]
     if state is None:
         state = v.new_zeros(*fk.shape[:2], fk.shape[-1], v.shape[-1] + 1)
@@ -50,17 +61,24 @@ def linear_attention(
     fk, v, S, z = (repeat_heads(t, H) for t in (fk, v, S, z + past_z[:, :, None]))
     fq = _chunks(fq)
     fq = _ratio(fq, (fq * z.view_as(fq)).sum(-1, keepdim=True))
-    near = (fq @ fk.mT).tril()
-    fq, S, near, v = (t.flatten(0, 2) for t in (fq, S, near, v))
-    out = torch.baddbmm(fq @ S, near, v)  # what came before the chunk, then its own keys
+    within = (fq @ fk.mT).tril()  # the chunk's own keys
+    fq, S, within, v = (t.flatten(0, 2) for t in (fq, S, within, v))
+    out = torch.baddbmm(fq @ S, within, v)
     out = out.view(len(state), H, z.shape[2], out.shape[-1])[:, :, :T]
     return out.to(out_dtype), after
 
 
 def linear_map(fq: Tensor, fk: Tensor, visible: Tensor | None = None) -> Tensor:
-    """Return the map [B, H, Tq, Tk] whose product with V is `linear_attention`'s output.
+    """Materialise the attention map of `linear_attention`.
 
-    `visible` broadcasts to it, True where a query may look.
+    Args:
+        fq: Positive features of the queries [B, H, Tq, r].
+        fk: Positive features of the keys [B, Hkv, Tk, r].
+        visible: Boolean mask that broadcasts to [B, H, Tq, Tk], True: attend.
+
+    Returns:
+        The attention map [B, H, Tq, Tk].
+
     """
     dtype = statistics_dtype(fq.dtype)
     A = fq.to(dtype) @ repeat_heads(fk.to(dtype), fq.shape[1]).mT
@@ -77,85 +95,101 @@ def prefix_attention(
     keys: Tensor | None = None,
     state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the prefix mean of v weighted by exp(s), [B, Hkv, T, dv] (not causal: T = 1).
+    """Compute the mean of v over each prefix, weighted by exp(s): a map that ignores the query.
 
-    s [B, Hkv, T] in logarithms, v [B, Hkv, T, dv]. The state [B, Hkv, 1, dv + 2] holds the mean so
-    far, whether any key was seen, and the logarithm of the weights' sum; zeros mean none was.
+    Args:
+        s: Log weights of the keys [B, Hkv, T].
+        v: Values [B, Hkv, T, dv].
+        causal: Return the mean of each prefix; if False, one mean over all keys.
+        keys: Padding mask [B, T], True for keys that count.
+        state: The state of an earlier call [B, Hkv, 1, dv + 2], or None (or zeros) at the start.
+
+    Returns:
+        The output [B, Hkv, T, dv] (not causal: T = 1), and the state: the mean so far, whether any
+        key has counted, and the log of the sum of weights.
+
     """
     dtype, out_dtype = statistics_dtype(v.dtype), v.dtype
-    s, v = _masked(s.to(dtype), keys), v.to(dtype)
+    s, v = _mask_padding(s.to(dtype), keys), v.to(dtype)
     if state is None:
         state = v.new_zeros(*v.shape[:2], 1, v.shape[-1] + 2)
-    mean, seen, total = state.to(dtype).split([v.shape[-1], 1, 1], dim=-1)
-    log_before = total.masked_fill(seen == 0, NOTHING)[..., 0]  # [B, Hkv, 1]
-    # What came before stands in front as one more key, with its mean for a value.
+    mean, counted, log_sum = state.to(dtype).split([v.shape[-1], 1, 1], dim=-1)
+    log_before = log_sum.masked_fill(counted == 0, LOG_ZERO)[..., 0]  # [B, Hkv, 1]
+    # The past is prepended as one more key, whose value is the mean so far.
     if not causal or s.shape[-1] == 1:
         log_w, values = torch.cat([log_before, s], -1), torch.cat([mean, v], -2)
-        W, log_sum = _softmax(log_w[:, :, None])
+        W, log_total = _softmax(log_w[:, :, None])
         out = W @ values
-        return out.to(out_dtype), _packed(out, log_sum)
+        return out.to(out_dtype), _pack_state(out, log_total)
     T = s.shape[-1]
-    s, v = _chunks(s[..., None], NOTHING)[..., 0], _chunks(v)  # [B, H, chunks, C(, dv)]
+    s, v = _chunks(s[..., None], LOG_ZERO)[..., 0], _chunks(v)  # [B, H, chunks, C(, dv)]
     W, log_chunk = _softmax(s[..., None, :])
-    # The state before each chunk is the same kind of mean, over the chunks.
+    # The state before each chunk is a mean of the same kind, over the chunks.
     log_c = torch.cat([log_before, log_chunk[..., 0]], -1)  # [B, H, 1 + chunks]
     W_past, log_past = _softmax(_prefixes(log_c))
     past = W_past @ torch.cat([mean, (W @ v)[..., 0, :]], -2)
-    # Within a chunk: the past as one key, then the chunk's own.
+    # Within a chunk: the past as one key, then the chunk's own keys.
     log_w = torch.cat([log_past[..., :-1, None], s], -1)  # [B, H, chunks, 1 + C]
     values = torch.cat([past[..., :-1, None, :], v], -2)
     W, _ = _softmax(_prefixes(log_w))
     out = (W[..., 1:, :] @ values).flatten(2, 3)[:, :, :T]
-    return out.to(out_dtype), _packed(past[..., -1:, :], log_past[..., -1:])
+    return out.to(out_dtype), _pack_state(past[..., -1:, :], log_past[..., -1:])
 
 
 def prefix_map(s: Tensor, rows: int, visible: Tensor | None = None) -> Tensor:
-    """Return the map [B, Hkv, rows, T] whose product with V is `prefix_attention`'s output.
+    """Materialise the attention map of `prefix_attention`.
 
-    `visible` broadcasts to it, True where a query may look.
+    Args:
+        s: Log weights of the keys [B, Hkv, T].
+        rows: Number of query rows.
+        visible: Boolean mask that broadcasts to [B, Hkv, rows, T], True: attend.
+
+    Returns:
+        The attention map [B, Hkv, rows, T].
+
     """
     log_w = s.to(statistics_dtype(s.dtype))[:, :, None, :].expand(-1, -1, rows, -1)
     if visible is not None:
-        log_w = log_w.masked_fill(~visible, NOTHING)
+        log_w = log_w.masked_fill(~visible, LOG_ZERO)
     return _softmax(log_w)[0]
 
 
-def _counted(fk: Tensor, keys: Tensor | None) -> Tensor:
+def _zero_padding(fk: Tensor, keys: Tensor | None) -> Tensor:
     return fk if keys is None else fk * keys[:, None, :, None].to(fk.dtype)
 
 
-def _masked(s: Tensor, keys: Tensor | None) -> Tensor:
-    return s if keys is None else s.masked_fill(~keys[:, None, :], NOTHING)
+def _mask_padding(s: Tensor, keys: Tensor | None) -> Tensor:
+    return s if keys is None else s.masked_fill(~keys[:, None, :], LOG_ZERO)
 
 
-def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    """Return a / b, and zeros where b is zero: a row that sees nothing."""
-    return a / b.masked_fill(b == 0, 1.0)
+def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """Divide; zeros where the denominator is zero: a row that attends to no key."""
+    return numerator / denominator.masked_fill(denominator == 0, 1.0)
 
 
 def _chunks(t: Tensor, fill: float = 0.0) -> Tensor:
-    """Return [B, H, T, w] as [B, H, chunks, CHUNK, w], filled up at the end."""
-    missing = -t.shape[2] % CHUNK
-    if missing:
-        t = F.pad(t, (0, 0, 0, missing), value=fill)
+    """Return [B, H, T, w] as [B, H, chunks, CHUNK, w], padded at the end."""
+    padding = -t.shape[2] % CHUNK
+    if padding:
+        t = F.pad(t, (0, 0, 0, padding), value=fill)
     return t.reshape(*t.shape[:2], t.shape[2] // CHUNK, CHUNK, t.shape[-1])
 
 
 def _softmax(log_w: Tensor) -> tuple[Tensor, Tensor]:
-    """Return weights over the last dimension and the logarithm of their sum; zeros for nothing."""
+    """Return softmax over the last dimension and its log sum; zeros in a fully masked row."""
     log_sum = log_w.logsumexp(-1)
-    blind = (log_sum < NOTHING / 2)[..., None]
-    W = torch.softmax(log_w, dim=-1).masked_fill(blind | (log_w < NOTHING / 2), 0.0)
+    empty = (log_sum < LOG_ZERO / 2)[..., None]
+    W = torch.softmax(log_w, dim=-1).masked_fill(empty | (log_w < LOG_ZERO / 2), 0.0)
     return W, log_sum
 
 
 def _prefixes(log_w: Tensor) -> Tensor:
     """Return [..., n, n]: row i has the keys up to i."""
     n = log_w.shape[-1]
-    return log_w[..., None, :].masked_fill(~causal_mask(n, n, log_w.device), NOTHING)
+    return log_w[..., None, :].masked_fill(~causal_mask(n, n, log_w.device), LOG_ZERO)
 
 
-def _packed(mean: Tensor, total: Tensor) -> Tensor:
-    seen = total >= NOTHING / 2
-    total = total.masked_fill(~seen, 0.0)[..., None]
-    return torch.cat([mean, seen[..., None].to(mean.dtype), total], dim=-1)
+def _pack_state(mean: Tensor, log_sum: Tensor) -> Tensor:
+    counted = log_sum >= LOG_ZERO / 2
+    log_sum = log_sum.masked_fill(~counted, 0.0)[..., None]
+    return torch.cat([mean, counted[..., None].to(mean.dtype), log_sum], dim=-1)

@@ -1,4 +1,4 @@
-"""RMS norm with one pass each way over what it needs, for CPUs, where PyTorch has no fused one."""
+"""RMS norm with few passes over memory, for CPUs, where PyTorch has no fused one."""
 
 from typing import Any
 
@@ -7,7 +7,17 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
-    """Return x / rms(x) * gain over the last dimension, computed in the gain's dtype or wider."""
+    """Compute x / rms(x) * gain over the last dimension.
+
+    Args:
+        x: Input [..., w].
+        gain: Gain [w]. The norm is computed in its dtype or that of `x`, whichever is wider.
+        eps: Added to the mean square.
+
+    Returns:
+        The normalised input [..., w], in the dtype of `x`.
+
+    """
     return _RMSNorm.apply(x, gain, eps)  # type: ignore[no-untyped-call]
 
 

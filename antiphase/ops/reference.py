@@ -1,4 +1,4 @@
-"""The formula, materialised: every fast backend is tested against this file.
+"""The formula with materialised attention maps; every fast backend is tested against this file.
 
     A_b = softmax(scale_b q_b k_b^T + mask),  A = A_1 - lam A_2,  O = A V
 
@@ -8,39 +8,40 @@ Plain autograd, so second derivatives work. Memory grows with Tq * Tk.
 import torch
 from torch import Tensor
 
-from antiphase.ops.arguments import Arguments, repeat_heads, statistics_dtype, visible
+from antiphase.ops.arguments import Arguments, combined_mask, repeat_heads, statistics_dtype
 
 
-def maps(a: Arguments) -> list[Tensor]:
-    """Return the softmax map(s) [B, H, Tq, Tk] in the statistics' dtype, the signal's first."""
-    return [_softmax(a, q, k, scale) for q, k, scale in a.pairs]
+def maps(args: Arguments) -> list[Tensor]:
+    """Return the attention maps [B, H, Tq, Tk] in the statistics' dtype, the signal map first."""
+    return [_softmax(args, q, k, scale) for q, k, scale in args.pairs]
 
 
-def _softmax(a: Arguments, q: Tensor, k: Tensor, scale: float) -> Tensor:
-    H, dtype = a.q1.shape[1], statistics_dtype(q.dtype)
+def _softmax(args: Arguments, q: Tensor, k: Tensor, scale: float) -> Tensor:
+    H, dtype = args.q1.shape[1], statistics_dtype(q.dtype)
     scores = q.to(dtype) @ repeat_heads(k, q.shape[1]).to(dtype).mT * scale  # [B, heads, Tq, Tk]
     scores = repeat_heads(scores, H)
-    if a.mask is not None and a.mask.dtype != torch.bool:
-        scores = scores + a.mask.to(dtype)
-    may = visible(a)
-    if may is not None:
-        scores = scores.masked_fill(~may, -torch.inf)
-    if a.sink is not None:
-        column = a.sink[:, None, None].expand(*scores.shape[:-1], 1)
+    if args.mask is not None and args.mask.dtype != torch.bool:
+        scores = scores + args.mask.to(dtype)
+    attend = combined_mask(args)
+    if attend is not None:
+        scores = scores.masked_fill(~attend, -torch.inf)
+    if args.sink is not None:
+        column = args.sink[:, None, None].expand(*scores.shape[:-1], 1)
         return torch.softmax(torch.cat([scores, column], dim=-1), dim=-1)[..., :-1]
-    if may is not None:  # a row that sees nothing: any finite scores, then zeros
-        blind = ~may.any(dim=-1, keepdim=True)
-        scores = scores.masked_fill(blind, 0.0)
-        return torch.softmax(scores, dim=-1).masked_fill(blind, 0.0)
+    if attend is not None:  # a fully masked row gets finite scores, then zeros: no NaN gradients
+        empty = ~attend.any(dim=-1, keepdim=True)
+        scores = scores.masked_fill(empty, 0.0)
+        return torch.softmax(scores, dim=-1).masked_fill(empty, 0.0)
     return torch.softmax(scores, dim=-1)
 
 
-def combine(a: Arguments, both: list[Tensor]) -> Tensor:
-    """Return the map that meets V: A_1 - lam A_2, or the only map there is."""
-    return both[0] if a.lam is None else both[0] - a.lam * both[1]
+def combine(args: Arguments, softmax_maps: list[Tensor]) -> Tensor:
+    """Return the map that is applied to V: A_1 - lam A_2, or the only map."""
+    signal = softmax_maps[0]
+    return signal if args.lam is None else signal - args.lam * softmax_maps[1]
 
 
-def forward(a: Arguments) -> Tensor:
+def forward(args: Arguments) -> Tensor:
     """Return the output [B, H, Tq, dv]."""
-    v = repeat_heads(a.v, a.q1.shape[1])
-    return (combine(a, maps(a)) @ v.to(statistics_dtype(v.dtype))).to(v.dtype)
+    v = repeat_heads(args.v, args.q1.shape[1])
+    return (combine(args, maps(args)) @ v.to(statistics_dtype(v.dtype))).to(v.dtype)

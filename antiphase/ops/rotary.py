@@ -1,4 +1,7 @@
-"""Rotary positions: pairs of channels (i, i + w/2) turned by an angle that grows with position."""
+"""Rotary position embedding (RoPE): rotates channel pairs (i, i + w/2) by position times frequency.
+
+This is the rotate-half layout of Hugging Face models.
+"""
 
 from typing import Any
 
@@ -9,7 +12,18 @@ from torch import Tensor
 def rotary_table(
     length: int, width: int, theta: float = 10000.0, *, device: torch.device | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [1, T, w] of positions 0..T-1, for `rotate`."""
+    """Compute the cos and sin tables of positions 0..T-1, for `rotate`.
+
+    Args:
+        length: Number of positions T.
+        width: Number of channels w that are rotated, even.
+        theta: Base of the frequencies.
+        device: Device of the tables.
+
+    Returns:
+        cos and sin, each [1, T, w], in fp32.
+
+    """
     frequencies = theta ** (-torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
     angles = torch.arange(length, device=device, dtype=torch.float32)[:, None] * frequencies
     angles = torch.cat([angles, angles], dim=-1)[None]
@@ -17,13 +31,23 @@ def rotary_table(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn x [B, T, heads, w] by the angles of cos, sin [B | 1, T, w]."""
+    """Apply RoPE.
+
+    Args:
+        x: Queries or keys [B, T, heads, w].
+        cos: Cosines of the angles [B | 1, T, w].
+        sin: Sines of the angles [B | 1, T, w].
+
+    Returns:
+        The rotated tensor [B, T, heads, w], in the dtype of `x`.
+
+    """
     cos, sin = cos[:, :, None, :].to(x.dtype), sin[:, :, None, :].to(x.dtype)
     return _Rotate.apply(x, cos, sin)  # type: ignore[no-untyped-call]
 
 
 class _Rotate(torch.autograd.Function):
-    """The gradient of a turn is the turn back; autograd would take five passes each way."""
+    """The gradient of a rotation is the inverse rotation; autograd would need five passes each."""
 
     @staticmethod
     def forward(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

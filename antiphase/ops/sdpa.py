@@ -1,58 +1,68 @@
-"""Differential attention from `F.scaled_dot_product_attention`, for any device it serves.
+"""Differential attention from two calls of `F.scaled_dot_product_attention`, on any device.
 
-Flash kernels want queries, keys and values of one width and silently give way to the materialised
-form otherwise. So both sides are padded with zeros to the wider of the two: scores keep their
-value, the surplus output channels are dropped. Two calls so cost less than four over halves of V.
+Flash kernels need queries, keys and values of one width; otherwise PyTorch silently materialises
+the attention map. So q and k or v are padded with zeros to the wider of the two: scores do not
+change, and the extra output channels are dropped. Two padded calls cost less than four calls over
+halves of V.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from antiphase.ops.arguments import Arguments, repeat_heads, visible
+from antiphase.ops.arguments import Arguments, combined_mask, repeat_heads
 
 
-def forward(a: Arguments) -> Tensor:
+def forward(args: Arguments) -> Tensor:
     """Return the output [B, H, Tq, dv]."""
-    causal = a.causal and a.q1.shape[2] > 1  # a single query sees every key
-    mask, blind = a.mask, None
-    if mask is not None or (causal and a.q1.shape[2] != a.k1.shape[2]):
-        mask, blind = _one_mask(a)
+    causal = args.causal and args.q1.shape[2] > 1  # a single query attends to every key
+    mask, empty = args.mask, None
+    if mask is not None or (causal and args.q1.shape[2] != args.k1.shape[2]):
+        mask, empty = _mask_and_empty_rows(args)
         causal = False
-    outputs = [_one_map(a, q, k, scale, mask, causal) for q, k, scale in a.pairs]
-    out = outputs[0] if a.lam is None else (outputs[0] - a.lam * outputs[1]).to(a.v.dtype)
-    return out if blind is None else out.masked_fill(blind, 0.0)
+    outputs = [_one_map(args, q, k, scale, mask, causal) for q, k, scale in args.pairs]
+    out = outputs[0]
+    if args.lam is not None:
+        out = (out - args.lam * outputs[1]).to(args.v.dtype)
+    return out if empty is None else out.masked_fill(empty, 0.0)
 
 
-def _one_mask(a: Arguments) -> tuple[Tensor, Tensor]:
-    """Return causality and the given mask as one, and the rows that see nothing.
+def _mask_and_empty_rows(args: Arguments) -> tuple[Tensor, Tensor]:
+    """Return causality and the given mask as one mask, and which rows attend to no key.
 
-    Those rows are opened, so that no kernel divides by zero; their output is dropped.
+    Empty rows are unmasked, so that no kernel divides by zero; `forward` zeroes their output.
     """
-    may = visible(a)
-    assert may is not None
-    blind = ~may.any(dim=-1, keepdim=True)
-    if a.mask is None or a.mask.dtype == torch.bool:
-        return may | blind, blind
-    dtype = a.q1.dtype
+    attend = combined_mask(args)
+    assert attend is not None
+    empty = ~attend.any(dim=-1, keepdim=True)
+    if args.mask is None or args.mask.dtype == torch.bool:
+        return attend | empty, empty
+    dtype = args.q1.dtype
     # A finite bias stays finite in a narrower dtype.
-    lowest = max(torch.finfo(dtype).min, torch.finfo(a.mask.dtype).min)
-    added = a.mask.clamp_min(lowest).to(dtype)
-    added = added.expand(torch.broadcast_shapes(added.shape, may.shape))
-    return added.masked_fill(~may, -torch.inf).masked_fill(blind, 0.0), blind
+    lowest = max(torch.finfo(dtype).min, torch.finfo(args.mask.dtype).min)
+    bias = args.mask.clamp_min(lowest).to(dtype)
+    bias = bias.expand(torch.broadcast_shapes(bias.shape, attend.shape))
+    return bias.masked_fill(~attend, -torch.inf).masked_fill(empty, 0.0), empty
 
 
 def _one_map(
-    a: Arguments, q: Tensor, k: Tensor, scale: float, mask: Tensor | None, causal: bool
+    args: Arguments, q: Tensor, k: Tensor, scale: float, mask: Tensor | None, causal: bool
 ) -> Tensor:
     """Return softmax(q k^T) v of one map."""
-    H, Tq, dv = a.q1.shape[1], q.shape[2], a.v.shape[-1]
-    q, k, v = (repeat_heads(t, H) for t in (q, k, a.v))
-    if a.sink is not None:
-        q, k, v, mask = _with_sink(a.sink, q, k, v, mask, scale, causal)
+    H, Tq, dv = args.q1.shape[1], q.shape[2], args.v.shape[-1]
+    q, v = repeat_heads(q, H), args.v
+    # Only the CPU flash kernel groups heads in every case. On CUDA, `enable_gqa` with a mask or in
+    # fp32 falls back to a materialised map.
+    grouped = q.device.type == "cpu" and args.sink is None and k.shape[1] == v.shape[1]
+    if not grouped:
+        k, v = repeat_heads(k, H), repeat_heads(v, H)
+    if args.sink is not None:
+        q, k, v, mask = _with_sink(args.sink, q, k, v, mask, scale, causal)
     width = max(q.shape[-1], v.shape[-1])
     q, k, v = (F.pad(t, (0, width - t.shape[-1])) if t.shape[-1] < width else t for t in (q, k, v))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
+    )
     return out[..., -Tq:, :dv]
 
 
@@ -65,10 +75,11 @@ def _with_sink(
     scale: float,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Put a key in front whose score is the sink's logit and whose value is zero.
+    """Prepend a key whose score is the sink's logit and whose value is zero.
 
     One more channel carries the logit: 1 in every query, sink / scale in the new key, 0 in the
-    others. When causal, a query in front keeps the diagonal where it was; it is dropped later.
+    others. When causal, a query is prepended too, which keeps the diagonal in place; the caller
+    drops its output.
     """
     B, H, _, d = q.shape
     q = F.pad(q, (0, 1), value=1.0)

@@ -136,7 +136,7 @@ def test_rank_is_looked_at_where_causality_adds_none():
     causal = torch.ones(16, 16).tril() / torch.arange(1, 17)[:, None]  # the running mean
     assert float(rank.effective_rank(causal)) > 5
     assert float(rank.effective_rank(rank.lower_left(causal))) == pytest.approx(1.0)
-    with pytest.raises(ValueError, match="expected the whole map"):
+    with pytest.raises(ValueError, match="expected the complete map"):
         rank.lower_left(causal[:3])
 
 

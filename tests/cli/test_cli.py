@@ -196,12 +196,12 @@ def test_bench_of_models_compares_equal_parameters(tmp_path: Path):
     )
     assert result.exit_code == 0, result.output
     run = json.loads(file.read_text())
-    assert [race["title"].split(",")[0].split()[0] for race in run["races"]] == [
+    assert [comparison["title"].split(",")[0].split()[0] for comparison in run["comparisons"]] == [
         "training",
         "forward",
         "decoding",
     ]
-    entries = run["races"][0]["entries"]
+    entries = run["comparisons"][0]["entries"]
     assert {e["name"] for e in entries} >= {
         "standard",
         "diff_v1",
@@ -213,7 +213,7 @@ def test_bench_of_models_compares_equal_parameters(tmp_path: Path):
     assert all(e["seconds"] > 0 for e in entries)
     assert invoke("bench", "model", "--dtype", "fp8").exit_code == 2
     assert invoke("bench", "model", "--rounds", "0").exit_code == 2
-    assert invoke("bench", "model", "--race", "sleeping").exit_code == 2
+    assert invoke("bench", "model", "--workload", "sleeping").exit_code == 2
     assert "--size: got 'huge'" in invoke("bench", "model", "--size", "huge").stderr
 
 

@@ -44,13 +44,13 @@ class Case:
         ]
 
     def inputs(self, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-        """Draw q1, k1, q2, k2, v and a lam a token and head."""
+        """Draw q1, k1, q2, k2, v and a lam per token and head."""
         tensors = [torch.randn(shape, dtype=torch.float64).to(dtype) for shape in self.shapes()]
         lam = torch.rand(self.B, self.H, self.Tq, 1, dtype=torch.float64)
         return [*tensors, lam if dtype == torch.float64 else lam.float()]
 
 
-# What the C++ level covers: equal head counts, widths that are multiples of 8, no mask.
+# What the C++ level supports: equal head counts, widths that are multiples of 8, no mask.
 NATIVE = [
     Case(),
     Case(B=2, H=4, Hkv=2, Tq=63),
@@ -68,7 +68,7 @@ NATIVE = [
     Case(Tq=1, Tk=1, d=8, dv=8),
 ]
 
-# What only the Python level covers.
+# What only the Python level supports.
 GENERAL = [
     Case(Tq=7, d=5, d2=3, dv=1),
     Case(H=6, Hkv=2, Hn=3, Hkv_n=1, Tq=13),

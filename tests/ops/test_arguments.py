@@ -1,4 +1,4 @@
-"""Bad arguments are refused by name, with what was given and what is allowed."""
+"""Invalid arguments raise an error that names them, what was given and what is allowed."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from antiphase import backend_for, diff_attention
 from antiphase.ops import attention
 
 
-def good(**changes):
+def valid(**changes):
     options = {
         "q1": torch.randn(1, 4, 6, 8),
         "k1": torch.randn(1, 2, 6, 8),
@@ -23,7 +23,7 @@ INTEGERS = {
     name: torch.ones(1, 2, 6, 8, dtype=torch.int64) for name in ("q1", "k1", "q2", "k2", "v")
 }
 
-BAD = {
+INVALID = {
     "three dimensions": ({"q1": torch.randn(4, 6, 8)}, r"q1: got shape \(4, 6, 8\)"),
     "not a tensor": ({"v": [1.0]}, "v: got list"),
     "empty heads": ({"k1": torch.randn(1, 0, 6, 8)}, "k1: .* no empty dimension"),
@@ -46,51 +46,51 @@ BAD = {
     "scale": ({"scale": -1.0}, "scale: got -1.0, expected a positive"),
     "scale2": ({"scale2": 0.0}, "scale2: got 0.0"),
     "no lam": ({"lam": None}, "lam: got None"),
-    "lam of text": ({"lam": "0.5"}, "lam: got str"),
+    "lam as a string": ({"lam": "0.5"}, "lam: got str"),
     "no noise": ({"q2": None, "k2": None}, "q2: got NoneType, expected a tensor"),
     "no noise keys": ({"k2": None}, "k2: got NoneType, expected a tensor"),
     "backend": ({"backend": "cudnn"}, "backend: got 'cudnn', allowed are auto, reference, sdpa"),
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_refused(name: str):
-    changes, message = BAD[name]
+@pytest.mark.parametrize("name", INVALID)
+def test_invalid_arguments_raise(name: str):
+    changes, message = INVALID[name]
     with pytest.raises(ValueError, match=message):
-        diff_attention(**good(**changes))
+        diff_attention(**valid(**changes))
 
 
-def test_sink_is_one_number_a_head():
+def test_sink_has_one_logit_per_head():
     q, k, v = (torch.randn(1, 4, 6, 8) for _ in range(3))
     with pytest.raises(ValueError, match=r"sink: got \(3,\), expected .* \[4\]"):
         attention(q, k, v, sink=torch.zeros(3))
 
 
-def test_fused_cpu_refuses_other_devices():
-    on_meta = {k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in good().items()}
+def test_fused_cpu_rejects_other_devices():
+    on_meta = {k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in valid().items()}
     with pytest.raises(ValueError, match="'fused_cpu' needs CPU tensors, q1 is on meta"):
         diff_attention(**on_meta, backend="fused_cpu")
     assert backend_for(**on_meta).backend == "sdpa"
 
 
 def test_backend_for_says_why():
-    assert "asked for" in str(backend_for(**good(), backend="reference"))
+    assert "requested" in str(backend_for(**valid(), backend="reference"))
     mask = torch.ones(6, 6, dtype=torch.bool)
-    choice = backend_for(**good(mask=mask))
+    choice = backend_for(**valid(mask=mask))
     assert (choice.backend, choice.level) == ("fused_cpu", "python")
     assert "masks" in choice.reason
-    few = backend_for(**good(q2=torch.randn(1, 2, 6, 8), k2=torch.randn(1, 1, 6, 8)))
+    few = backend_for(**valid(q2=torch.randn(1, 2, 6, 8), k2=torch.randn(1, 1, 6, 8)))
     assert few.level == "python"
     assert "noise heads" in few.reason
-    equal = backend_for(**good(mask=mask, v=torch.randn(1, 2, 6, 8)))
+    equal = backend_for(**valid(mask=mask, v=torch.randn(1, 2, 6, 8)))
     assert equal.backend == "sdpa"
-    assert "masks are not built" in equal.reason
-    odd = backend_for(**good(v=torch.randn(1, 2, 6, 5)))
+    assert "masks are not supported" in equal.reason
+    odd = backend_for(**valid(v=torch.randn(1, 2, 6, 5)))
     assert "multiples of 8" in odd.reason
 
 
 def test_an_empty_batch_is_no_error():
-    tensors = {k: v[:0] if isinstance(v, torch.Tensor) else v for k, v in good().items()}
+    tensors = {k: v[:0] if isinstance(v, torch.Tensor) else v for k, v in valid().items()}
     tensors["v"].requires_grad_()
     out = diff_attention(**tensors)
     assert out.shape == (0, 4, 6, 16)

@@ -1,4 +1,4 @@
-"""Every backend and level against the formula: outputs and gradients, odd shapes, masks, dtypes."""
+"""Every backend and level against the reference: outputs, gradients, odd shapes, masks, dtypes."""
 
 import contextlib
 
@@ -23,7 +23,7 @@ TOLERANCE = {
 
 @contextlib.contextmanager
 def level_of(name: str):
-    """Enter the level that a name of `BACKENDS` means; yield the backend's name."""
+    """Enter the level of a name in `BACKENDS`; yield the name of its backend."""
     with fused_cpu.python_level() if name == "python" else contextlib.nullcontext():
         yield "sdpa" if name == "sdpa" else "fused_cpu"
 
@@ -70,7 +70,7 @@ def test_native_shapes(cxx, case: Case, dtype: torch.dtype):
     "case", [Case(Tq=130, d=64, dv=128), Case(B=2, H=4, Hkv=2, Tq=77, Tk=300)], ids=str
 )
 def test_every_bf16_micro_kernel(cxx, monkeypatch, kernel: int, case: Case):
-    """The fastest one is picked at run time; the others must be right, too."""
+    """The fastest one is chosen at run time; the others must be correct, too."""
     name = fused_cpu.abi.KERNELS[kernel]
     if not cxx.rates[name]:
         pytest.skip(f"{name} is not available on this processor")
@@ -108,11 +108,11 @@ def test_masks(name: str, mask: str, case: Case):
 
 
 @pytest.mark.parametrize("name", ["reference", *BACKENDS])
-def test_rows_that_see_nothing_give_zeros_and_zero_gradients(name: str, request):
+def test_fully_masked_rows_give_zeros_and_zero_gradients(name: str, request):
     if name == "c++":
         request.getfixturevalue("cxx")
     dtype = torch.float32 if name == "c++" else torch.float64
-    inputs = Case(Tq=10, Tk=4).inputs(dtype)  # causal: the first six queries see no key
+    inputs = Case(Tq=10, Tk=4).inputs(dtype)  # causal: the first six queries attend to no key
     with level_of(name) as backend:
         backend = "reference" if name == "reference" else backend
         out, *grads = run(diff_attention, inputs, causal=True, backend=backend)
@@ -121,12 +121,12 @@ def test_rows_that_see_nothing_give_zeros_and_zero_gradients(name: str, request)
     assert all(torch.isfinite(g).all() for g in grads)
     for i in (0, 2, 5):  # dq1, dq2, dlam
         assert grads[i][:, :, :6].eq(0).all()
-    blind = torch.ones(10, 4, dtype=torch.bool)
-    blind[7] = False
+    mask = torch.ones(10, 4, dtype=torch.bool)
+    mask[7] = False
     if name != "c++":
         with level_of(name) as backend:
             backend = "reference" if name == "reference" else backend
-            out, *grads = run(diff_attention, inputs, mask=blind, backend=backend)
+            out, *grads = run(diff_attention, inputs, mask=mask, backend=backend)
         assert out[:, :, 7].eq(0).all()
         assert all(torch.isfinite(g).all() for g in grads)
         assert grads[0][:, :, 7].eq(0).all()
@@ -153,7 +153,7 @@ def test_one_map_with_a_sink(name: str, causal: bool, lengths, request):
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_lam_of_every_kind(name: str, request):
+def test_lam_of_every_shape(name: str, request):
     if name == "c++":
         request.getfixturevalue("cxx")
     dtype = torch.float32 if name == "c++" else torch.float64
@@ -173,7 +173,7 @@ def test_lam_of_every_kind(name: str, request):
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_strided_inputs_and_a_fused_projection(name: str, request):
-    """Heads sliced out of one projection: no tensor is contiguous, `v` least of all."""
+    """Heads sliced out of one projection: no tensor is contiguous."""
     if name == "c++":
         request.getfixturevalue("cxx")
     dtype = torch.float32 if name == "c++" else torch.float64
@@ -213,7 +213,7 @@ def test_sink_in_bf16(cxx):
 
 @pytest.mark.parametrize("name", ["sdpa", "python"])
 def test_finite_biases_stay_finite_in_16_bits(name: str):
-    """The lowest fp32 number, as padding masks have it, is -inf in bf16; a row of it is uniform."""
+    """The lowest fp32 number, common in padding masks, is -inf in bf16; a row of it is uniform."""
     inputs = Case(Tq=6).inputs(torch.bfloat16)
     mask = torch.full((6, 6), torch.finfo(torch.float32).min)
     mask[3:, :3] = 0.0
@@ -265,16 +265,18 @@ def test_gradcheck(name: str):
             assert torch.autograd.gradcheck(f, inputs)
 
 
-def test_cached_decoding_equals_the_whole_sequence(cxx):
+def test_cached_decoding_equals_the_complete_sequence(cxx):
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 3e-2)):
         q1, k1, q2, k2, v, lam = Case(H=4, Hkv=2, Tq=90).inputs(dtype)
-        whole = diff_attention(q1, k1, q2, k2, v, lam, causal=True)
+        complete = diff_attention(q1, k1, q2, k2, v, lam, causal=True)
         for rows in (1, 7, 20):
             last = slice(90 - rows, 90)
-            some = diff_attention(
+            decoded = diff_attention(
                 q1[:, :, last], k1, q2[:, :, last], k2, v, lam[:, :, last], causal=True
             )
-            torch.testing.assert_close(some, whole[:, :, last], rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(
+                decoded, complete[:, :, last], rtol=tolerance, atol=tolerance
+            )
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""Cumulative maps against their written-down twins: outputs, gradients, states and padding."""
+"""Linear-time attention against its materialised maps: outputs, gradients, states, padding."""
 
 import itertools
 
@@ -29,8 +29,8 @@ def inputs(B=2, H=4, Hkv=2, T=150, r=3, d=5, spread=1.0):
     return fq, fk, s, v, keys
 
 
-def sees(T, keys, causal=True):
-    """Return who may look where, [B, 1, T, T]."""
+def attend_mask(T, keys, causal=True):
+    """Return the boolean mask [B, 1, T, T]."""
     square = torch.ones(T, T, dtype=torch.bool)
     return (square.tril() if causal else square[:1]) & keys[:, None, None, :]
 
@@ -41,16 +41,16 @@ def sees(T, keys, causal=True):
 def test_outputs_are_map_times_v(T, causal, spread):
     fq, fk, s, v, keys = inputs(T=T, spread=spread)
     out, _ = linear_attention(fq, fk, v, causal=causal, keys=keys)
-    want = linear_map(fq, fk, sees(T, keys, causal)) @ repeat_heads(v, 4)
+    want = linear_map(fq, fk, attend_mask(T, keys, causal)) @ repeat_heads(v, 4)
     torch.testing.assert_close(out, want)
     out, _ = prefix_attention(s, v, causal=causal, keys=keys)
-    want = prefix_map(s, T if causal else 1, sees(T, keys, causal)) @ v
+    want = prefix_map(s, T if causal else 1, attend_mask(T, keys, causal)) @ v
     torch.testing.assert_close(out, want)
 
 
 @settings(deadline=None, max_examples=30)
 @given(cuts=st.lists(st.integers(0, 150), max_size=6))
-def test_any_way_of_cutting_the_text_gives_the_same(cuts):
+def test_any_split_of_the_sequence_gives_the_same(cuts):
     fq, fk, s, v, keys = inputs(spread=50.0)
     edges = sorted({0, 150, *cuts})
     outs, state, prefix_outs, prefix_state = [], None, [], None
@@ -61,11 +61,11 @@ def test_any_way_of_cutting_the_text_gives_the_same(cuts):
         outs.append(out)
         out, prefix_state = prefix_attention(s[..., a:b], v[:, :, a:b], state=prefix_state, **here)
         prefix_outs.append(out)
-    whole, last = linear_attention(fq, fk, v, causal=True, keys=keys)
-    torch.testing.assert_close(torch.cat(outs, 2), whole)
+    complete, last = linear_attention(fq, fk, v, causal=True, keys=keys)
+    torch.testing.assert_close(torch.cat(outs, 2), complete)
     torch.testing.assert_close(state, last)
-    whole, last = prefix_attention(s, v, causal=True, keys=keys)
-    torch.testing.assert_close(torch.cat(prefix_outs, 2), whole)
+    complete, last = prefix_attention(s, v, causal=True, keys=keys)
+    torch.testing.assert_close(torch.cat(prefix_outs, 2), complete)
     torch.testing.assert_close(prefix_state, last)
 
 
@@ -84,16 +84,16 @@ def test_gradients_are_those_of_the_maps():
     fq, fk, s, v = (t.requires_grad_() for t in (fq, fk, s, v))
     weights = torch.randn(1, 2, 70, 5, dtype=torch.float64)
     fast = linear_attention(fq, fk, v, causal=True, keys=keys)[0]
-    slow = linear_map(fq, fk, sees(70, keys)) @ repeat_heads(v, 2)
+    slow = linear_map(fq, fk, attend_mask(70, keys)) @ repeat_heads(v, 2)
     got, want = (torch.autograd.grad((o * weights).sum(), (fq, fk, v)) for o in (fast, slow))
     torch.testing.assert_close(got, want)
     fast = prefix_attention(s, v, causal=True, keys=keys)[0]
-    slow = prefix_map(s, 70, sees(70, keys)) @ v
+    slow = prefix_map(s, 70, attend_mask(70, keys)) @ v
     got, want = (torch.autograd.grad((o * weights[:, :1]).sum(), (s, v)) for o in (fast, slow))
     torch.testing.assert_close(got, want)
 
 
-def test_rows_that_see_nothing_give_zeros_and_finite_gradients():
+def test_fully_masked_rows_give_zeros_and_finite_gradients():
     fq, fk, s, v, keys = inputs(T=20)
     keys[0] = False
     s.requires_grad_(), v.requires_grad_()
@@ -119,8 +119,8 @@ def test_rotation_and_norm_have_first_and_second_derivatives():
 
 def test_rotation_keeps_lengths_and_depends_on_the_distance_alone():
     x = torch.randn(1, 9, 1, 8, dtype=torch.float64)
-    turned = rotate(x, *rotary_table(9, 8))
-    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1), atol=1e-6, rtol=1e-6)
+    rotated = rotate(x, *rotary_table(9, 8))
+    torch.testing.assert_close(rotated.norm(dim=-1), x.norm(dim=-1), atol=1e-6, rtol=1e-6)
     same = rotate(x[:, :1].expand_as(x), *rotary_table(9, 8))[0, :, 0]
     products = same @ same.T
     torch.testing.assert_close(products[:-1, :-1], products[1:, 1:], atol=1e-6, rtol=1e-6)

@@ -1,67 +1,63 @@
-"""The C++ level where things go wrong: each ends at the Python level with one clear warning.
+"""When the C++ level cannot be used, the Python level runs, with one warning that says why.
 
-Every scene is a fresh process with a cache folder of its own. Compilers are stood in for by small
-scripts where only their outcome matters.
+Each case is a fresh process with its own cache folder. The processes are forked from one that has
+imported torch and antiphase and called nothing, which saves seconds per case. Where only the result
+of the compiler matters, a small script stands in for it.
 """
 
 import ctypes
+import json
+import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from antiphase.ops.fused_cpu import native
-from antiphase.ops.fused_cpu.abi import Call
+from antiphase.ops.fused_cpu.abi import KernelArguments
+from tests.ops import native_case
 
-SCENE = """
-import warnings
-import torch
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    from antiphase import diff_attention, backend_for
-    torch.manual_seed(0)
-    x = [torch.randn(1, 2, 20, 16) for _ in range(5)]
-    first = diff_attention(*x, 0.5, causal=True)
-    second = diff_attention(*x, 0.5, causal=True)
-    expected = diff_attention(*x, 0.5, causal=True, backend="reference")
-    print("right:", torch.allclose(first, expected, atol=1e-5) and torch.equal(first, second))
-    print("level:", backend_for(*x, 0.5, causal=True).level)
-ours = [str(w.message) for w in caught if "Python level" in str(w.message)]
-print("warnings:", len(ours))
-print("\\n".join(ours))
-"""
+FORK = multiprocessing.get_context("forkserver")
+FORK.set_forkserver_preload([native_case.__name__])
 
 
-def start(tmp_path: Path, **environment: str) -> subprocess.Popen:
-    env = {**os.environ, "ANTIPHASE_CACHE": str(tmp_path / "cache"), **environment}
-    return subprocess.Popen(
-        [sys.executable, "-c", SCENE],
-        env=env,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+def start(tmp_path: Path, name: str = "report", **environment: str) -> BaseProcess:
+    """Start a process that reports to the file `name`."""
+    (tmp_path / name).unlink(missing_ok=True)
+    environment = {"ANTIPHASE_CACHE": str(tmp_path / "cache"), **environment}
+    process = FORK.Process(target=native_case.run, args=(environment, tmp_path / name))
+    process.start()
+    return process
 
 
-def play(tmp_path: Path, **environment: str) -> str:
-    out, err = start(tmp_path, **environment).communicate(timeout=300)
-    assert "right: True" in out, err
-    return out
+def finish(process: BaseProcess, tmp_path: Path, name: str = "report") -> dict[str, Any]:
+    """Wait for a process; return its report, which must say that the results are correct."""
+    process.join(timeout=300)
+    assert process.exitcode == 0
+    report = json.loads((tmp_path / name).read_text())
+    assert report["correct"]
+    return report
 
 
-def fell_back(out: str, *reasons: str) -> None:
-    assert "level: python" in out
-    assert "warnings: 1" in out
+def run_case(tmp_path: Path, **environment: str) -> dict[str, Any]:
+    return finish(start(tmp_path, **environment), tmp_path)
+
+
+def assert_fell_back(report: dict[str, Any], *reasons: str) -> None:
+    assert report["level"] == "python"
+    assert len(report["warnings"]) == 1
     for reason in reasons:
-        assert reason in out
+        assert reason in report["warnings"][0]
 
 
-def stand_in(tmp_path: Path, script: str) -> str:
-    """Write a compiler that runs `script` with the wanted output's path in $out."""
+def fake_compiler(tmp_path: Path, script: str) -> str:
+    """Write a compiler that runs `script` with the path of its output in $out."""
     path = tmp_path / "compiler"
     find_output = 'while [ $# -gt 0 ]; do [ "$1" = -o ] && out="$2"; shift; done\n'
     path.write_text(f"#!/bin/sh\n{find_output}{script}\n")
@@ -69,101 +65,114 @@ def stand_in(tmp_path: Path, script: str) -> str:
     return str(path)
 
 
-def library_from(tmp_path: Path, source: str) -> str:
-    """Return a stand-in that builds a tiny library instead of the kernels."""
+def copy_library(cxx, *, tested: bool = True) -> str:
+    """Return a script that copies the built library, with the result of its self-test."""
+    copy = f'cp "{cxx.path}" "$out"'
+    if tested:
+        results = cxx.path.with_name(f"{cxx.path.stem}-")
+        copy += f'; cp "{results}"*.json "$(dirname "$out")/.."'
+    return copy
+
+
+def compile_instead(tmp_path: Path, source: str) -> str:
+    """Return a compiler that builds a tiny library from `source` instead of the kernels."""
     (tmp_path / "tiny.cpp").write_text(source)
     build = f'{native.compiler()} -shared -fPIC "{tmp_path}/tiny.cpp" -o "$out"'
-    return stand_in(tmp_path, build)
+    return fake_compiler(tmp_path, build)
 
 
 def test_no_compiler(tmp_path: Path):
-    out = play(tmp_path, CXX="/nowhere/c++", PATH=str(tmp_path))
-    fell_back(out, "no C++ compiler")
+    report = run_case(tmp_path, CXX="/nowhere/c++", PATH=str(tmp_path))
+    assert_fell_back(report, "no C++ compiler")
 
 
 def test_switched_off(tmp_path: Path):
-    fell_back(play(tmp_path, ANTIPHASE_NATIVE="0"), "switched off by ANTIPHASE_NATIVE=0")
+    report = run_case(tmp_path, ANTIPHASE_NATIVE="0")
+    assert_fell_back(report, "switched off by ANTIPHASE_NATIVE=0")
 
 
 def test_compiler_that_fails(tmp_path: Path):
-    compiler = stand_in(tmp_path, 'echo "kernel.cpp:1: error: no such luck" >&2; exit 1')
-    fell_back(play(tmp_path, CXX=compiler), "could not compile", "no such luck")
+    compiler = fake_compiler(tmp_path, 'echo "kernel.cpp:1: error: no such luck" >&2; exit 1')
+    assert_fell_back(run_case(tmp_path, CXX=compiler), "could not compile", "no such luck")
 
 
 def test_cache_that_cannot_be_written(cxx, tmp_path: Path):
     (tmp_path / "file").write_text("not a folder")
-    out = play(tmp_path, ANTIPHASE_CACHE=str(tmp_path / "file" / "cache"))
-    fell_back(out, "cannot be written", "ANTIPHASE_CACHE")
+    report = run_case(tmp_path, ANTIPHASE_CACHE=str(tmp_path / "file" / "cache"))
+    assert_fell_back(report, "cannot be written", "ANTIPHASE_CACHE")
 
 
 def test_missing_micro_kernel_symbol(cxx, tmp_path: Path):
-    source = 'extern "C" void brgemm_that_is_not_there(); extern "C" void f() { brgemm_that_is_not_there(); }'  # noqa: E501
-    out = play(tmp_path, CXX=library_from(tmp_path, source))
-    fell_back(out, "could not be loaded", "brgemm_that_is_not_there")
+    source = 'extern "C" void missing_brgemm(); extern "C" void f() { missing_brgemm(); }'
+    report = run_case(tmp_path, CXX=compile_instead(tmp_path, source))
+    assert_fell_back(report, "could not be loaded", "missing_brgemm")
 
 
 def test_library_of_another_interface(cxx, tmp_path: Path):
     source = """
-    extern "C" long antiphase_call_size() { return 8; }
+    extern "C" long antiphase_arguments_size() { return 8; }
     extern "C" double antiphase_rate(long) { return 1.0; }
     extern "C" long antiphase_forward() { return 0; }
     extern "C" long antiphase_backward() { return 0; }
     """
-    fell_back(play(tmp_path, CXX=library_from(tmp_path, source)), "another interface")
+    report = run_case(tmp_path, CXX=compile_instead(tmp_path, source))
+    assert_fell_back(report, "another interface")
 
 
-def test_library_this_processor_cannot_run(cxx, tmp_path: Path):
-    """As when the cache came from another machine: the trial dies, the user's process does not."""
+def test_library_that_this_processor_cannot_run(cxx, tmp_path: Path):
+    """As when the cache came from another machine: the self-test dies, this process does not."""
     source = f"""
-    extern "C" long antiphase_call_size() {{ return {ctypes.sizeof(Call)}; }}
+    extern "C" long antiphase_arguments_size() {{ return {ctypes.sizeof(KernelArguments)}; }}
     extern "C" double antiphase_rate(long) {{ __builtin_trap(); }}
     extern "C" long antiphase_forward() {{ return 0; }}
     extern "C" long antiphase_backward() {{ return 0; }}
     """
-    fell_back(play(tmp_path, CXX=library_from(tmp_path, source)), "died of SIG")
+    report = run_case(tmp_path, CXX=compile_instead(tmp_path, source))
+    assert_fell_back(report, "died of SIG")
 
 
-def test_half_written_library_is_built_anew(cxx, tmp_path: Path):
-    """A library cut short is seen by its checksum; a compiler at hand mends it, else it is left."""
-    good = stand_in(tmp_path, f'cp "{cxx.path}" "$out"')
-    assert "level: c++" in play(tmp_path, CXX=good)
+def test_truncated_library_is_rebuilt(cxx, tmp_path: Path):
+    """The checksum detects a truncated library; it is rebuilt, or unused without a compiler."""
+    compiler = fake_compiler(tmp_path, copy_library(cxx))
+    assert run_case(tmp_path, CXX=compiler)["level"] == "c++"
     (library,) = (tmp_path / "cache" / "kernels").glob("*.so")
-    whole = library.read_bytes()
-    library.write_bytes(whole[: len(whole) // 2])
-    fell_back(play(tmp_path, CXX=stand_in(tmp_path, "exit 1")), "could not compile")
-    good = stand_in(tmp_path, f'cp "{cxx.path}" "$out"')
-    assert "level: c++" in play(tmp_path, CXX=good)
-    assert library.read_bytes() == whole
+    complete = library.read_bytes()
+    library.write_bytes(complete[: len(complete) // 2])
+    report = run_case(tmp_path, CXX=fake_compiler(tmp_path, "exit 1"))
+    assert_fell_back(report, "could not compile")
+    compiler = fake_compiler(tmp_path, copy_library(cxx))
+    assert run_case(tmp_path, CXX=compiler)["level"] == "c++"
+    assert library.read_bytes() == complete
 
 
 def test_manifest_that_is_not_json(cxx, tmp_path: Path):
-    good = stand_in(tmp_path, f'cp "{cxx.path}" "$out"')
-    play(tmp_path, CXX=good)
+    compiler = fake_compiler(tmp_path, copy_library(cxx, tested=False))  # the self-test runs, too
+    run_case(tmp_path, CXX=compiler)
     (library,) = (tmp_path / "cache" / "kernels").glob("*.so")
     library.with_suffix(".json").write_text("{")
-    assert "level: c++" in play(tmp_path, CXX=good)
+    assert run_case(tmp_path, CXX=compiler)["level"] == "c++"
 
 
 def test_two_processes_build_at_once(cxx, tmp_path: Path):
-    """One builds, the other waits for it; the stand-in counts how often it ran."""
+    """One builds, the other waits for it; the fake compiler counts how often it ran."""
     log = tmp_path / "built"
-    slow = stand_in(tmp_path, f'echo once >> "{log}"; sleep 3; cp "{cxx.path}" "$out"')
-    both = [start(tmp_path, CXX=slow) for _ in range(2)]
-    outputs = [process.communicate(timeout=300)[0] for process in both]
-    assert all("right: True" in out and "level: c++" in out for out in outputs)
+    slow = fake_compiler(tmp_path, f'echo once >> "{log}"; sleep 1; {copy_library(cxx)}')
+    names = ("first", "second")
+    processes = [start(tmp_path, name, CXX=slow) for name in names]
+    for process, name in zip(processes, names, strict=True):
+        assert finish(process, tmp_path, name)["level"] == "c++"
     assert log.read_text().count("once") == 1
 
 
 def test_builder_killed_midway_leaves_nothing_behind(cxx, tmp_path: Path):
     started = tmp_path / "started"
-    slow = stand_in(tmp_path, f'touch "{started}"; sleep 60')
-    process = start(tmp_path, CXX=slow)
-    while not started.exists() and process.poll() is None:
+    process = start(tmp_path, CXX=fake_compiler(tmp_path, f'touch "{started}"; sleep 10'))
+    while not started.exists() and process.is_alive():
         time.sleep(0.05)
     process.kill()
-    process.communicate()
-    good = stand_in(tmp_path, f'cp "{cxx.path}" "$out"')
-    assert "level: c++" in play(tmp_path, CXX=good)
+    process.join()
+    compiler = fake_compiler(tmp_path, copy_library(cxx))
+    assert run_case(tmp_path, CXX=compiler)["level"] == "c++"
 
 
 @pytest.mark.slow

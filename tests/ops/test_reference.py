@@ -1,4 +1,4 @@
-"""The formula itself: against a loop over heads that shares no code with it, and its slopes."""
+"""The reference: against a loop over heads that shares no code with it, and its derivatives."""
 
 import math
 
@@ -22,14 +22,14 @@ def loop_over_heads(q1, k1, q2, k2, v, lam, causal):
             noise_head = h // (H // Hn)
             noise_key_head = noise_head // (Hn // Hkv_n)
             for i in range(Tq):
-                seen = min(Tk, max(0, i + 1 + Tk - Tq)) if causal else Tk
-                if not seen:
+                keys = min(Tk, max(0, i + 1 + Tk - Tq)) if causal else Tk
+                if not keys:
                     continue
-                s1 = k1[b, key_head, :seen] @ q1[b, h, i] / math.sqrt(d)
-                s2 = k2[b, noise_key_head, :seen] @ q2[b, noise_head, i] / math.sqrt(d2)
+                s1 = k1[b, key_head, :keys] @ q1[b, h, i] / math.sqrt(d)
+                s2 = k2[b, noise_key_head, :keys] @ q2[b, noise_head, i] / math.sqrt(d2)
                 e1, e2 = torch.exp(s1 - s1.max()), torch.exp(s2 - s2.max())
                 weights = e1 / e1.sum() - lam[b, h, i] * e2 / e2.sum()
-                out[b, h, i] = weights @ v[b, key_head, :seen]
+                out[b, h, i] = weights @ v[b, key_head, :keys]
     return out
 
 
@@ -41,14 +41,14 @@ def test_matches_a_loop_over_heads(case: Case):
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_pairing_by_halves_would_be_seen():
+def test_gqa_pairs_each_map_with_its_own_key_head():
     """V1 with GQA: key head of map b of head i is (i // n_rep, b); the naive repeat is not that."""
     h, h_kv, T, d = 4, 2, 6, 8
     q = torch.randn(1, 2 * h, T, d, dtype=torch.float64)
     k = torch.randn(1, 2 * h_kv, T, d, dtype=torch.float64)
     v = torch.randn(1, h_kv, T, 2 * d, dtype=torch.float64)
     right = diff_attention(q[:, 0::2], k[:, 0::2], q[:, 1::2], k[:, 1::2], v, 0.5)
-    repeated = k.repeat_interleave(h // h_kv, dim=1)  # the known trap: both maps get one key
+    repeated = k.repeat_interleave(h // h_kv, dim=1)  # the known bug: both maps get one key
     wrong = diff_attention(
         q[:, 0::2],
         repeated[:, 0::2],
@@ -77,7 +77,7 @@ def test_maps_are_softmax_rows_and_give_the_output():
     torch.testing.assert_close(maps.A1.sum(-1), ones)
     torch.testing.assert_close(maps.A2.sum(-1), ones)
     torch.testing.assert_close(maps.A, maps.A1 - lam * maps.A2)
-    assert maps.A1[0, 0, 0, 4:].eq(0).all()  # the first of 9 queries sees 12 - 9 + 1 keys
+    assert maps.A1[0, 0, 0, 4:].eq(0).all()  # the first of 9 queries attends to 12 - 9 + 1 keys
     assert maps.A1[0, 0, 0, :4].gt(0).all()
     out = maps.A @ v.repeat_interleave(2, dim=1)
     torch.testing.assert_close(diff_attention(q1, k1, q2, k2, v, lam, causal=True), out)
@@ -93,8 +93,10 @@ def test_second_derivatives():
     assert torch.autograd.gradgradcheck(f, inputs)
 
 
-def test_sink_takes_its_share():
+def test_sink_takes_part_of_the_weight():
     q, k, v = (torch.zeros(1, 1, 2, 4, dtype=torch.float64) for _ in range(3))
     v += 1.0
     out = attention(q, k, v, sink=torch.zeros(1, dtype=torch.float64), backend="reference")
-    torch.testing.assert_close(out, torch.full_like(out, 2 / 3))  # two keys and the sink, all even
+    torch.testing.assert_close(
+        out, torch.full_like(out, 2 / 3)
+    )  # two keys and the sink, equal weights

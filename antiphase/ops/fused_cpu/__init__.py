@@ -1,5 +1,10 @@
-"""Fused attention on a CPU, at two levels: C++ (`csrc/`) and Python (`blocks.py`)."""
+"""Fused attention on a CPU, at two levels: C++ (`csrc/`) and Python (`blocks.py`).
 
-from antiphase.ops.fused_cpu.operator import forward, level, native_refusal, python_level, uncovered
+Reading order: `operator.py` (the torch.library operators), `level.py` (C++ or Python, and why),
+then `abi.py` (the call into C++), `native.py` (build and load) and `blocks.py` (the Python level).
+"""
 
-__all__ = ["forward", "level", "native_refusal", "python_level", "uncovered"]
+from antiphase.ops.fused_cpu.level import choose_level, python_level, unsupported_by_cpp
+from antiphase.ops.fused_cpu.operator import forward
+
+__all__ = ["choose_level", "forward", "python_level", "unsupported_by_cpp"]

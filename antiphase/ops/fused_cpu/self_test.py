@@ -1,17 +1,76 @@
-"""Try the built kernels on this processor: `python -m antiphase.ops.fused_cpu.self_test LIBRARY`.
+"""Self-test of a built library: `python -m antiphase.ops.fused_cpu.self_test LIBRARY`.
 
-Runs in a process of its own, because a kernel this processor cannot run kills the process.
+Times the micro-kernels and compares the kernels with the formula. Runs in a separate process,
+because a kernel that this processor cannot execute kills the process.
 """
 
 import json
 import sys
 from pathlib import Path
 
-from antiphase.ops.fused_cpu import native
+import torch
+from torch import Tensor
+
+from antiphase.ops.arguments import Arguments
+from antiphase.ops.fused_cpu.abi import KERNELS, Library, backward, forward, tile_rate
+from antiphase.ops.fused_cpu.native import Unavailable, open_library
+
+
+def run(path: Path) -> dict[str, float]:
+    """Return the rate of each micro-kernel in GFLOP/s; 0 if it is missing or gives wrong results.
+
+    Raises:
+        Unavailable: If no micro-kernel is usable.
+
+    """
+    handle = open_library(path)
+    rates = {name: tile_rate(handle, i) for i, name in enumerate(KERNELS)}
+    if not rates[KERNELS[0]]:
+        raise Unavailable("this PyTorch has no fp32 micro-kernel (brgemm) on this processor")
+    if not _is_correct(Library(path, handle, rates), torch.float32, 1e-4):
+        raise Unavailable("the kernels give wrong results on this processor")
+    for name in KERNELS:
+        only = Library(path, handle, {other: float(other == name) for other in KERNELS})
+        if rates[name] and not _is_correct(only, torch.bfloat16, 5e-2):
+            rates[name] = 0.0
+    if not any(rates.values()):
+        raise Unavailable("no micro-kernel gives correct results in bf16 on this processor")
+    return rates
+
+
+def _is_correct(library: Library, dtype: torch.dtype, tolerance: float) -> bool:
+    """Tell whether small calls (prefill, decode, backward) agree with the formula."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    def close(result: Tensor | None, expected: Tensor) -> bool:
+        atol = tolerance * float(expected.abs().max())
+        return result is not None and torch.allclose(result.float(), expected, atol=atol)
+
+    for rows in (1, 70):  # decode, prefill
+        q1, q2 = draw(1, 2, rows, 16), draw(1, 2, rows, 16)
+        k1, k2, v = draw(1, 1, 330, 16), draw(1, 1, 330, 16), draw(1, 1, 330, 24)
+        lam, dout = draw(1, 2, rows, 1), draw(1, 2, rows, 24).to(dtype)
+        leaves = [t.to(dtype).float().requires_grad_() for t in (q1, k1, q2, k2, v)]
+        q1, k1, q2, k2, v = leaves
+        A1, A2 = torch.softmax(q1 @ k1.mT / 4, -1), torch.softmax(q2 @ k2.mT / 4, -1)
+        expected = (A1 - lam * A2) @ v
+        expected_grads = torch.autograd.grad(expected, leaves, dout.float())
+        q1, k1, q2, k2, v = (t.detach().to(dtype) for t in leaves)
+        args = Arguments(q1, k1, q2, k2, v, lam, None, None, False, 0.25, 0.25)
+        out, lse1, lse2 = forward(library, args)
+        grads = backward(library, args, dout, lse1, lse2)
+        pairs = zip((out, *grads[:5]), (expected.detach(), *expected_grads), strict=True)
+        if not all(close(result, formula) for result, formula in pairs):
+            return False
+    return True
+
 
 if __name__ == "__main__":
     try:
-        verdict: dict[str, object] = {"rates": native.trial(Path(sys.argv[1]))}
-    except native.Unavailable as reason:
-        verdict = {"failure": str(reason)}
-    print(json.dumps(verdict))
+        result: dict[str, object] = {"rates": run(Path(sys.argv[1]))}
+    except Unavailable as reason:
+        result = {"failure": str(reason)}
+    print(json.dumps(result))

@@ -1,5 +1,5 @@
 // The forward pass. For a block of query rows, the scores of both maps are exponentiated tile by
-// tile; when both row sums are known, the maps are combined and meet V once.
+// tile. When both row sums are known, the maps are combined and applied to V once.
 
 #pragma once
 
@@ -9,188 +9,203 @@
 
 namespace antiphase {
 
-template <class N, class G>
+template <class scalar_t, class Gemm>
 struct Forward {
-  using Op = typename G::Op;
-  static constexpr int64_t kTile = G::kTile, kJoin = 2;  // tiles in one product with V
-  const Call& c;
-  const Sizes z;
-  int64_t heads = 0;  // key heads packed at a time
-  Buffer<Op> keys[2], values;
-  Buffer<float> norms[2];  // the largest square norm of a key, tile by tile
+  using operand_t = typename Gemm::operand_t;
+  static constexpr int64_t kTile = Gemm::kTile;
+  static constexpr int64_t kTilesPerProduct = 2;  // of the combined map with V
+  const KernelArguments& args;
+  const Sizes sizes;
+  int64_t heads = 0;  // key/value heads packed at a time
+  Buffer<operand_t> keys[2], values;
+  Buffer<float> norms[2];  // the largest squared norm of a key, per tile
 
-  explicit Forward(const Call& call) : c(call), z(call, kTile) {}
+  explicit Forward(const KernelArguments& args) : args(args), sizes(args, kTile) {}
 
-  struct Worker {
-    Buffer<Op> q, e[2], a;  // e: 2^(score - m) of a whole block of rows, tile by tile
-    Buffer<float> s, o, sums;                  // a tile of scores, the output, sums lane by lane
-    Buffer<float> m_tile[2], m[2], weight[2];  // what score() keeps of a row
-    Release<G> release;
+  struct Workspace {
+    Buffer<operand_t> q, e[2], a;              // queries, 2^(score - m) per tile, combined map A
+    Buffer<float> s, o, sums;                  // a tile of scores, the output, row sums per lane
+    Buffer<float> m_tile[2], m[2], weight[2];  // per row, see compute_scores()
+    ReleaseGuard<Gemm> release;
   };
 
-  Worker make_worker() const {
-    const int64_t R = round_up(c.block_rows, kRowGrain);
-    Worker w;
-    w.q.resize(R * z.d_max);
-    w.a.resize(R * kJoin * kTile);
-    w.o.resize(R * c.dv);
-    w.s.resize(R * kTile);
-    w.sums.resize(R * VL);
-    for (int map = 0; map < z.maps; map++) {
-      w.e[map].resize(R * kTile * z.tiles);
-      w.m_tile[map].resize(R * z.tiles), w.m[map].resize(R), w.weight[map].resize(R);
+  Workspace make_workspace() const {
+    const int64_t R = round_up(args.block_rows, kRowAlign);
+    Workspace ws;
+    ws.q.resize(R * sizes.d_max);
+    ws.a.resize(R * kTilesPerProduct * kTile);
+    ws.o.resize(R * args.dv);
+    ws.s.resize(R * kTile);
+    ws.sums.resize(R * VL);
+    for (int map = 0; map < sizes.maps; map++) {
+      ws.e[map].resize(R * kTile * sizes.tiles);
+      ws.m_tile[map].resize(R * sizes.tiles), ws.m[map].resize(R), ws.weight[map].resize(R);
     }
-    std::memset(w.a.get(), 0, R * kJoin * kTile * sizeof(Op));
-    return w;
+    std::memset(ws.a.get(), 0, R * kTilesPerProduct * kTile * sizeof(operand_t));
+    return ws;
   }
 
-  // Keys and values are packed for a few heads at a time: enough work to share, little memory.
+  // Keys and values are packed for a few heads at a time: enough work for all threads, little
+  // memory.
   void run() {
     constexpr int64_t kItemsPerThread = 8;
-    const int64_t total = c.B * c.Hkv, keys_padded = z.tiles * kTile;
-    const int64_t width = c.d1 + (z.maps == 2 ? c.d2 : 0) + c.dv;
-    const int64_t bytes = keys_padded * width * static_cast<int64_t>(sizeof(Op));
-    const int64_t busy = kItemsPerThread * at::get_num_threads() / (z.group * z.blocks) + 1;
-    heads = std::clamp<int64_t>(std::max(c.pack_bytes / bytes, busy), 1, total);
-    for (int map = 0; map < z.maps; map++) {
-      norms[map].resize(heads * z.tiles);
-      if (packs(map)) keys[map].resize(heads * keys_padded * (map ? c.d2 : c.d1));
+    const int64_t total = args.B * args.Hkv, keys_padded = sizes.tiles * kTile;
+    const int64_t width = args.d1 + (sizes.maps == 2 ? args.d2 : 0) + args.dv;
+    const int64_t bytes = keys_padded * width * static_cast<int64_t>(sizeof(operand_t));
+    const int64_t busy_heads =
+        kItemsPerThread * at::get_num_threads() / (sizes.group * sizes.blocks) + 1;
+    heads = std::clamp<int64_t>(std::max(args.pack_bytes / bytes, busy_heads), 1, total);
+    for (int map = 0; map < sizes.maps; map++) {
+      norms[map].resize(heads * sizes.tiles);
+      if (packs(map)) keys[map].resize(heads * keys_padded * (map ? args.d2 : args.d1));
     }
-    values.resize(heads * keys_padded * c.dv);
-    for (int64_t g0 = 0; g0 < total; g0 += heads) {
-      const int64_t n = std::min(heads, total - g0);
-      share<Buffer<Op>>(
-          n * z.tiles, [&] { return Buffer<Op>(kTile * z.d_max); },
-          [&](Buffer<Op>& scratch, int64_t i) { pack(g0, i / z.tiles, i % z.tiles, scratch); });
-      // The longest rows first: they set the pace when the map is causal.
-      share<Worker>(
-          n * z.group * z.blocks, [&] { return make_worker(); },
-          [&](Worker& w, int64_t i) {
-            const int64_t block = z.blocks - 1 - i / (n * z.group), head = i % (n * z.group);
-            rows(w, g0 + head / z.group, head / z.group, head % z.group, Rows(c, kTile, block));
+    values.resize(heads * keys_padded * args.dv);
+    for (int64_t kv0 = 0; kv0 < total; kv0 += heads) {
+      const int64_t n = std::min(heads, total - kv0);
+      parallel_items<Buffer<operand_t>>(
+          n * sizes.tiles, [&] { return Buffer<operand_t>(kTile * sizes.d_max); },
+          [&](Buffer<operand_t>& scratch, int64_t i) {
+            pack(kv0, i / sizes.tiles, i % sizes.tiles, scratch);
+          });
+      // The longest rows first: with a causal mask they take the most time.
+      parallel_items<Workspace>(
+          n * sizes.group * sizes.blocks, [&] { return make_workspace(); },
+          [&](Workspace& ws, int64_t i) {
+            const int64_t block = sizes.blocks - 1 - i / (n * sizes.group),
+                          head = i % (n * sizes.group);
+            compute_block(ws, kv0 + head / sizes.group, head / sizes.group, head % sizes.group,
+                          RowBlock(args, kTile, block));
           });
     }
   }
 
-  // Keys are packed unless the products take them where they lie, or both maps share them.
-  bool packs(int map) const { return G::kKeysTransposed && !(map && same_keys(c)); }
+  // Keys are packed unless the product reads them in place, or both maps share them.
+  bool packs(int map) const { return Gemm::kKeysTransposed && !(map && same_keys(args)); }
 
-  void pack(int64_t g0, int64_t local, int64_t t, Buffer<Op>& scratch) {
-    const Tile tile(c, kTile, g0 + local, t);
-    const int64_t at = (local * z.tiles + t) * kTile;
-    for (int map = 0; map < z.maps; map++) {
-      const View& k = map ? c.k2 : c.k1;
-      const int64_t d = map ? c.d2 : c.d1;
-      const N* from = at_row<N>(k, tile.b, tile.h, tile.first);
+  void pack(int64_t kv0, int64_t local, int64_t t, Buffer<operand_t>& scratch) {
+    const KeyTile tile(args, kTile, kv0 + local, t);
+    const int64_t at = (local * sizes.tiles + t) * kTile;
+    for (int map = 0; map < sizes.maps; map++) {
+      const TensorView& k = map ? args.k2 : args.k1;
+      const int64_t d = map ? args.d2 : args.d1;
+      const scalar_t* from = at_row<scalar_t>(k, tile.b, tile.h, tile.first);
       float norm = 0.0f;
       for (int64_t i = 0; i < tile.count; i++)
         norm = std::max(norm, square_norm(from + i * k.row, d));
-      norms[map].get()[local * z.tiles + t] = norm;
+      norms[map].get()[local * sizes.tiles + t] = norm;
       if (packs(map))
-        pack_keys<G>(from, k.row, tile.count, tile.padded, d, keys[map].get() + at * d,
-                     scratch.get());
+        pack_keys<Gemm>(from, k.row, tile.count, tile.padded, d, keys[map].get() + at * d,
+                        scratch.get());
     }
-    pack_rows<G>(at_row<N>(c.v, tile.b, tile.h, tile.first), c.v.row, tile.count, tile.padded, c.dv,
-                 values.get() + at * c.dv, scratch.get());
+    pack_rows<Gemm>(at_row<scalar_t>(args.v, tile.b, tile.h, tile.first), args.v.row, tile.count,
+                    tile.padded, args.dv, values.get() + at * args.dv, scratch.get());
   }
 
-  // Whether |c q k| <= kSafePower for every row and key of a block, by their norms. (A NaN among
-  // them may pass or not: it spoils its row either way.)
-  static bool bounded(const Op* q, const Rows& rows, int64_t d, const float* key_norms,
-                      float scale) {
+  // Whether the norms bound |scale q k| by kMaxSafeExponent for every row and key of a block. (With
+  // a NaN among them the answer does not matter: its row is NaN either way.)
+  static bool scores_are_bounded(const operand_t* q, const RowBlock& rows, int64_t d,
+                                 const float* key_norms, float scale) {
     float q_norm = 0.0f, k_norm = 0.0f;
     for (int64_t r = 0; r < rows.count; r++) q_norm = std::max(q_norm, square_norm(q + r * d, d));
     for (int64_t t = 0; t < rows.tiles(); t++) k_norm = std::max(k_norm, key_norms[t]);
-    return std::sqrt(q_norm) * std::sqrt(k_norm) * scale <= kSafePower;
+    return std::sqrt(q_norm) * std::sqrt(k_norm) * scale <= kMaxSafeExponent;
   }
 
-  // Scores of one map, exponentiated against the running row maximum m. Kept for later: the
-  // maximum each tile was taken against, the final one, and the row's weight in the combined map
-  // (1 / l, or -lam / l of the second map, l being the sum).
-  void score(Worker& w, int map, int64_t local, const Rows& rows, int64_t b, int64_t h) {
-    const int64_t d = map ? c.d2 : c.d1, hk = h / z.group;
-    const View &q = map ? c.q2 : c.q1, &k = map ? c.k2 : c.k1;
-    const float scale = static_cast<float>(map ? c.scale2 : c.scale1) * kLog2e;
-    const Op* packed = keys[map && packs(map)].get() + local * z.tiles * kTile * d;
-    copy_rows(at_row<N>(q, b, h, rows.first), q.row, rows.count, rows.padded, d, w.q.get());
+  // Compute the scores of one map and exponentiate them relative to the running row maximum m. Kept
+  // per row: the maximum that each tile used (m_tile), the final maximum (m), and the weight of the
+  // row in the combined map (1 / l for the signal map, -lam / l for the noise map, l the row sum).
+  void compute_scores(Workspace& ws, int map, int64_t local, const RowBlock& rows, int64_t b,
+                      int64_t h) {
+    const int64_t d = map ? args.d2 : args.d1, h_kv = h / sizes.group;
+    const TensorView &q = map ? args.q2 : args.q1, &k = map ? args.k2 : args.k1;
+    const float scale = static_cast<float>(map ? args.scale2 : args.scale1) * kLog2e;
+    const operand_t* packed = keys[map && packs(map)].get() + local * sizes.tiles * kTile * d;
+    copy_rows(at_row<scalar_t>(q, b, h, rows.first), q.row, rows.count, rows.padded, d, ws.q.get());
     const bool safe =
-        !c.sink.data && bounded(w.q.get(), rows, d, norms[map].get() + local * z.tiles, scale);
-    const float sink = c.sink.data ? *at_row<float>(c.sink, 0, h, 0) * kLog2e : -kInf;
-    float *m = w.m[map].get(), *sums = w.sums.get();
+        !args.sink.data &&
+        scores_are_bounded(ws.q.get(), rows, d, norms[map].get() + local * sizes.tiles, scale);
+    const float sink = args.sink.data ? *at_row<float>(args.sink, 0, h, 0) * kLog2e : -kInf;
+    float *m = ws.m[map].get(), *sums = ws.sums.get();
     std::fill_n(m, rows.count, safe ? 0.0f : sink);
     std::fill_n(sums, rows.count * VL, 0.0f);
     for (int64_t t = 0; t < rows.tiles(); t++) {
       const int64_t width = rows.width(t), first = t * kTile;
-      Op* e = w.e[map].get() + t * rows.padded * kTile;
-      float *s = w.s.get(), *m_tile = w.m_tile[map].get() + t * c.block_rows;
-      if constexpr (G::kKeysTransposed) {
-        G::nt(rows.padded, width, d, w.q.get(), d, packed + first * d, kTile, s);
+      operand_t* e = ws.e[map].get() + t * rows.padded * kTile;
+      float *s = ws.s.get(), *m_tile = ws.m_tile[map].get() + t * args.block_rows;
+      if constexpr (Gemm::kKeysTransposed) {
+        Gemm::nt(rows.padded, width, d, ws.q.get(), d, packed + first * d, kTile, s);
       } else {
-        const int64_t n = std::min(width, c.Tk - first);
-        G::nt(rows.padded, n, d, w.q.get(), d, at_row<Op>(k, b, hk, first), k.row, s);
+        const int64_t n = std::min(width, args.Tk - first);
+        Gemm::nt(rows.padded, n, d, ws.q.get(), d, at_row<operand_t>(k, b, h_kv, first), k.row, s);
       }
       for (int64_t r = 0; r < rows.count; r++) {
-        int64_t n = std::clamp<int64_t>(rows.keys_of(c, r) - first, 0, width);
+        int64_t n = std::clamp<int64_t>(rows.keys_of(args, r) - first, 0, width);
         if (!safe && n) {
           const float highest = row_max(s + r * kTile, n, scale);
           if (highest > m[r]) {
             (Vec::loadu(sums + r * VL) * Vec(std::exp2(m[r] - highest))).store(sums + r * VL);
             m[r] = highest;
           }
-          if (m[r] == -kInf) n = 0;  // nothing but -inf so far
+          if (m[r] == -kInf) n = 0;  // only -inf so far
         }
-        accumulate(sums + r * VL,
-                   row_exp2<false>(s + r * kTile, e + r * kTile, n, width, scale, m[r]));
+        add_lanes(sums + r * VL,
+                  row_exp2<false>(s + r * kTile, e + r * kTile, n, width, scale, m[r]));
         m_tile[r] = m[r];
       }
     }
-    auto* lse = at_row<float>(map ? c.lse2 : c.lse1, b, h, rows.first);
+    auto* lse = at_row<float>(map ? args.lse2 : args.lse1, b, h, rows.first);
     for (int64_t r = 0; r < rows.count; r++) {
       float l = sum_lanes(Vec::loadu(sums + r * VL));
-      if (c.sink.data) l += std::exp2(sink - m[r]);
-      lse[r] = rows.keys_of(c, r) || c.sink.data ? m[r] + std::log2(l) : -kInf;
-      w.weight[map].get()[r] = (map ? -*at_row<float>(c.lam, b, h, rows.first + r) : 1.0f) / l;
+      if (args.sink.data) l += std::exp2(sink - m[r]);
+      lse[r] = rows.keys_of(args, r) || args.sink.data ? m[r] + std::log2(l) : -kInf;
+      ws.weight[map].get()[r] = (map ? -*at_row<float>(args.lam, b, h, rows.first + r) : 1.0f) / l;
     }
   }
 
-  void rows(Worker& w, int64_t g, int64_t local, int64_t head, const Rows& rows) {
-    const int64_t b = g / c.Hkv, h = g % c.Hkv * z.group + head;
-    for (int map = 0; map < z.maps; map++) score(w, map, local, rows, b, h);
-    const Op* v = values.get() + local * z.tiles * kTile * c.dv;
-    for (int64_t first = 0; first < rows.tiles(); first += kJoin) {
-      const int64_t last = std::min(first + kJoin, rows.tiles());
+  // The output of one block of query rows of one head; `local` is its key/value head among those
+  // packed.
+  void compute_block(Workspace& ws, int64_t kv, int64_t local, int64_t head, const RowBlock& rows) {
+    const int64_t b = kv / args.Hkv, h = kv % args.Hkv * sizes.group + head;
+    for (int map = 0; map < sizes.maps; map++) compute_scores(ws, map, local, rows, b, h);
+    const operand_t* v = values.get() + local * sizes.tiles * kTile * args.dv;
+    for (int64_t first = 0; first < rows.tiles(); first += kTilesPerProduct) {
+      const int64_t last = std::min(first + kTilesPerProduct, rows.tiles());
       for (int64_t t = first; t < last; t++)
         for (int64_t r = 0; r < rows.count; r++)
-          combine(w, t, r, w.a.get() + r * kJoin * kTile + (t - first) * kTile, rows);
-      const int64_t width = std::min(kJoin * kTile, rows.columns - first * kTile);
-      G::nn(rows.padded, c.dv, width, w.a.get(), kJoin * kTile, v + first * kTile * c.dv, c.dv,
-            w.o.get(), c.dv, first > 0);
+          combine(ws, t, r, ws.a.get() + r * kTilesPerProduct * kTile + (t - first) * kTile, rows);
+      const int64_t width = std::min(kTilesPerProduct * kTile, rows.columns - first * kTile);
+      Gemm::nn(rows.padded, args.dv, width, ws.a.get(), kTilesPerProduct * kTile,
+               v + first * kTile * args.dv, args.dv, ws.o.get(), args.dv, first > 0);
     }
     for (int64_t r = 0; r < rows.count; r++) {
-      auto* out = at_row<N>(c.out, b, h, rows.first + r);
-      if (rows.keys_of(c, r)) convert_row(w.o.get() + r * c.dv, out, c.dv);
-      else std::memset(out, 0, c.dv * sizeof(N));
+      auto* out = at_row<scalar_t>(args.out, b, h, rows.first + r);
+      if (rows.keys_of(args, r))
+        convert_row(ws.o.get() + r * args.dv, out, args.dv);
+      else
+        std::memset(out, 0, args.dv * sizeof(scalar_t));
     }
   }
 
-  // One row of one tile of the map that meets V: e1 / l1 - lam e2 / l2.
-  ANTIPHASE_INLINE void combine(Worker& w, int64_t t, int64_t r, Op* a, const Rows& rows) {
+  // One row of one tile of the combined map: e1 / l1 - lam e2 / l2, corrected for the final
+  // maximum.
+  ANTIPHASE_INLINE void combine(Workspace& ws, int64_t t, int64_t r, operand_t* a,
+                                const RowBlock& rows) {
     auto factor = [&](int map) {
-      const float past = w.m_tile[map].get()[t * c.block_rows + r], m = w.m[map].get()[r];
-      return w.weight[map].get()[r] * (past == m ? 1.0f : std::exp2(past - m));
+      const float used = ws.m_tile[map].get()[t * args.block_rows + r], m = ws.m[map].get()[r];
+      return ws.weight[map].get()[r] * (used == m ? 1.0f : std::exp2(used - m));
     };
     const int64_t at = (t * rows.padded + r) * kTile, width = rows.width(t);
-    const Op* e1 = w.e[0].get() + at;
+    const operand_t* e1 = ws.e[0].get() + at;
     const Vec f1(factor(0));
     Vec x0, x1, y0, y1;
-    if (z.maps == 1) {
+    if (sizes.maps == 1) {
       for (int64_t i = 0; i < width; i += 2 * VL) {
         load_map(e1 + i, x0, x1);
         store_map(a + i, x0 * f1, x1 * f1);
       }
       return;
     }
-    const Op* e2 = w.e[1].get() + at;
+    const operand_t* e2 = ws.e[1].get() + at;
     const Vec f2(factor(1));
     for (int64_t i = 0; i < width; i += 2 * VL) {
       load_map(e1 + i, x0, x1), load_map(e2 + i, y0, y1);

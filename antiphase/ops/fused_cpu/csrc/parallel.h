@@ -1,4 +1,4 @@
-// Sharing items of work among PyTorch's threads.
+// Dynamic scheduling of work items on PyTorch's threads.
 
 #pragma once
 
@@ -10,15 +10,16 @@
 
 namespace antiphase {
 
-// Run body(worker, i) for i in [0, n) on all threads; each takes the next item when it is free.
-// Items write to places of their own, so the result does not depend on who took what.
-template <class Worker, class Make, class Body>
-void share(int64_t n, const Make& make, const Body& body) {
+// Run body(workspace, i) for i in [0, n) on all threads; a free thread takes the next item. Items
+// write to separate memory, so the result does not depend on the schedule. Each thread has one
+// workspace.
+template <class Workspace, class Make, class Body>
+void parallel_items(int64_t n, const Make& make_workspace, const Body& body) {
   std::atomic<int64_t> next{0};
   const int64_t threads = std::min<int64_t>(n, at::get_num_threads());
   at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
-    Worker worker = make();
-    for (int64_t i; (i = next.fetch_add(1)) < n;) body(worker, i);
+    Workspace workspace = make_workspace();
+    for (int64_t i; (i = next.fetch_add(1)) < n;) body(workspace, i);
   });
 }
 

@@ -1,4 +1,4 @@
-// Vectors, number types and the exponential.
+// SIMD vectors, conversion between scalar types, and the exponential.
 
 #pragma once
 
@@ -13,7 +13,7 @@
 #include <tuple>
 #include <type_traits>
 
-// Called for every row of a tile: inlined, their constants stay in registers.
+// For functions called per row of a tile: inlined, their constants stay in registers.
 #define ANTIPHASE_INLINE inline __attribute__((always_inline))
 
 namespace antiphase {
@@ -23,32 +23,31 @@ using at::Half;
 using Vec = at::vec::Vectorized<float>;
 using Int = at::vec::Vectorized<int32_t>;
 
-constexpr int64_t VL = Vec::size();
-constexpr int64_t kGrain = 64;     // keys are padded to this, a whole number of vector pairs
-constexpr int64_t kRowGrain = 16;  // query rows are padded to this
+constexpr int64_t VL = Vec::size();  // lanes of a vector
+constexpr int64_t kKeyAlign = 64;    // keys are padded to a multiple of this
+constexpr int64_t kRowAlign = 16;    // query rows are padded to a multiple of this
 constexpr float kLog2e = 1.4426950408889634f;
-// Scores known to stay within this many powers of two need no row maximum: their sums neither
-// overflow nor vanish in fp32.
-constexpr float kSafePower = 60.0f;
+// Scores within 2^+-60 need no row maximum: their sums neither overflow nor underflow in fp32.
+constexpr float kMaxSafeExponent = 60.0f;
 constexpr float kInf = std::numeric_limits<float>::infinity();
-static_assert(kGrain % (2 * VL) == 0, "a grain holds whole pairs of vectors");
+static_assert(kKeyAlign % (2 * VL) == 0, "padded keys are complete pairs of vectors");
 
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
 inline void load2(const float* p, Vec& a, Vec& b) { a = Vec::loadu(p), b = Vec::loadu(p + VL); }
-template <class N>
-inline void load2(const N* p, Vec& a, Vec& b) {
-  std::tie(a, b) = at::vec::convert_to_float<N>(at::vec::Vectorized<N>::loadu(p));
+template <class scalar_t>
+inline void load2(const scalar_t* p, Vec& a, Vec& b) {
+  std::tie(a, b) = at::vec::convert_to_float<scalar_t>(at::vec::Vectorized<scalar_t>::loadu(p));
 }
 inline void store2(float* p, const Vec& a, const Vec& b) { a.store(p), b.store(p + VL); }
-template <class N>
-inline void store2(N* p, const Vec& a, const Vec& b) {
-  at::vec::convert_from_float<N>(a, b).store(p);
+template <class scalar_t>
+inline void store2(scalar_t* p, const Vec& a, const Vec& b) {
+  at::vec::convert_from_float<scalar_t>(a, b).store(p);
 }
 
-// Maps are stored as operands, two vectors at a time. In 16 bits the two are woven, lane by lane,
-// into one vector of words: rounding and unweaving are a few integer operations and no shuffle.
-// Keys of a stored map therefore stand in woven order, and so do the rows that a map multiplies.
+// Maps are stored as matrix operands, two vectors at a time. In bf16, lane i of both vectors share
+// a 32-bit word: rounding and loading are a few integer operations without a shuffle. The keys of a
+// stored map are therefore interleaved, and the rows it multiplies are packed in the same order.
 inline void load_map(const float* p, Vec& a, Vec& b) { load2(p, a, b); }
 inline void load_map(const BFloat16* p, Vec& a, Vec& b) {
   const Int words = Int::loadu(p);
@@ -59,19 +58,19 @@ inline void load_map(const Half* p, Vec& a, Vec& b) { load2(p, a, b); }
 inline void store_map(float* p, const Vec& a, const Vec& b) { store2(p, a, b); }
 inline void store_map(Half* p, const Vec& a, const Vec& b) { store2(p, a, b); }
 inline void store_map(BFloat16* p, const Vec& a, const Vec& b) {
-  const Int half(0x8000);  // rounds half away from zero; infinities and quiet NaN survive
+  const Int half(0x8000);  // rounds half away from zero; keeps infinities and quiet NaN
   const Int low = ((at::vec::cast<int32_t>(a) + half) >> Int(16)) & Int(0xffff);
   (low | ((at::vec::cast<int32_t>(b) + half) & Int(-65536))).store(p);
 }
-// The key that stands at place i of a stored map.
-template <class Op>
-inline int64_t woven(int64_t i) {
-  if constexpr (sizeof(Op) == 4) return i;
+// The key at position i of a stored map.
+template <class operand_t>
+inline int64_t interleaved_key(int64_t i) {
+  if constexpr (sizeof(operand_t) == 4) return i;
   const int64_t at = i % (2 * VL);
   return i - at + at / 2 + (at % 2 ? VL : 0);
 }
 
-// Rows of n numbers from one type to another; n need not be a multiple of anything.
+// Convert n elements from one type to another, for any n.
 template <class From, class To>
 inline void convert_row(const From* from, To* to, int64_t n) {
   if constexpr (std::is_same_v<From, To>) {
@@ -84,8 +83,8 @@ inline void convert_row(const From* from, To* to, int64_t n) {
   }
 }
 
-// Add to a vector that lies in memory.
-inline void accumulate(float* to, const Vec& v) { (Vec::loadu(to) + v).store(to); }
+// Add to a vector in memory.
+inline void add_lanes(float* to, const Vec& v) { (Vec::loadu(to) + v).store(to); }
 
 inline float sum_lanes(const Vec& v) {
   return at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return x + y; }, v);
@@ -94,17 +93,17 @@ inline float max_lanes(const Vec& v) {
   return at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return at::vec::maximum(x, y); }, v);
 }
 
-// 2^x for x < 128; below -126 it stays there (NaN stays NaN). The integer part is found by adding
-// 1.5 * 2^23, whose low bits then hold it; 2^fraction is a minimax polynomial with relative error
-// 2e-7 (Op float) or 7e-5 (16-bit operands, which round at 4e-3).
-template <class Op>
+// 2^x for x < 128; x is clamped to -126 from below, and NaN stays NaN. Adding 1.5 * 2^23 leaves the
+// integer part in the low bits; 2^fraction is a minimax polynomial with relative error 2e-7 (fp32
+// operands) or 7e-5 (16-bit operands, which round at 4e-3).
+template <class operand_t>
 ANTIPHASE_INLINE Vec exp2_fast(Vec x) {
   const Vec magic(12582912.0f);
   x = at::vec::clamp_min(x, Vec(-126.0f));
   const Vec shifted = x + magic;
   const Vec r = x - (shifted - magic);
   Vec p;
-  if constexpr (std::is_same_v<Op, float>) {
+  if constexpr (std::is_same_v<operand_t, float>) {
     p = at::vec::fmadd(Vec(1.327647198e-03f), r, Vec(9.675541334e-03f));
     p = at::vec::fmadd(p, r, Vec(5.550713274e-02f));
     p = at::vec::fmadd(p, r, Vec(2.402211972e-01f));
@@ -125,9 +124,9 @@ inline Vec first_lanes(const Vec& v, int64_t count) {
   return count <= 0 ? Vec(0.0f) : Vec::set(Vec(0.0f), v, count);
 }
 
-// The sum of squares of n numbers.
-template <class N>
-inline float square_norm(const N* x, int64_t n) {
+// The sum of squares of n elements.
+template <class scalar_t>
+inline float square_norm(const scalar_t* x, int64_t n) {
   Vec sum(0.0f), a, b;
   int64_t i = 0;
   for (; i + 2 * VL <= n; i += 2 * VL) {
@@ -152,11 +151,11 @@ inline float row_max(const float* s, int64_t n, float c) {
   return m * c;
 }
 
-// e = 2^(c s - m) for the first n of `width` columns, zero after them. Returns, lane by lane, the
+// e = 2^(c s - m) for the first n of `width` columns, zero in the others. Returns, per lane, the
 // sum of e, or of e y if weighted.
-template <bool kWeighted, class Op>
-ANTIPHASE_INLINE Vec row_exp2(const float* s, Op* e, int64_t n, int64_t width, float c, float m,
-                              const float* y = nullptr) {
+template <bool kWeighted, class operand_t>
+ANTIPHASE_INLINE Vec row_exp2(const float* s, operand_t* e, int64_t n, int64_t width, float c,
+                              float m, const float* y = nullptr) {
   const Vec vc(c), vm(-m);
   Vec sum0(0.0f), sum1(0.0f);
   auto add = [&](const Vec& a, const Vec& b, int64_t i) {
@@ -170,11 +169,13 @@ ANTIPHASE_INLINE Vec row_exp2(const float* s, Op* e, int64_t n, int64_t width, f
   };
   int64_t i = 0;
   for (; i + 2 * VL <= n; i += 2 * VL)
-    add(exp2_fast<Op>(at::vec::fmadd(Vec::loadu(s + i), vc, vm)),
-        exp2_fast<Op>(at::vec::fmadd(Vec::loadu(s + i + VL), vc, vm)), i);
+    add(exp2_fast<operand_t>(at::vec::fmadd(Vec::loadu(s + i), vc, vm)),
+        exp2_fast<operand_t>(at::vec::fmadd(Vec::loadu(s + i + VL), vc, vm)), i);
   if (i < n) {
-    add(first_lanes(exp2_fast<Op>(at::vec::fmadd(Vec::loadu(s + i), vc, vm)), n - i),
-        first_lanes(exp2_fast<Op>(at::vec::fmadd(Vec::loadu(s + i + VL), vc, vm)), n - i - VL), i);
+    add(first_lanes(exp2_fast<operand_t>(at::vec::fmadd(Vec::loadu(s + i), vc, vm)), n - i),
+        first_lanes(exp2_fast<operand_t>(at::vec::fmadd(Vec::loadu(s + i + VL), vc, vm)),
+                    n - i - VL),
+        i);
     i += 2 * VL;
   }
   for (; i < width; i += 2 * VL) store_map(e + i, Vec(0.0f), Vec(0.0f));

@@ -1,0 +1,213 @@
+"""Differential attention and standard attention: the functions that users and layers call.
+
+Each function validates its arguments (`arguments.py`) and hands them to a backend (`dispatch.py`).
+"""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from antiphase.ops import dispatch, reference
+from antiphase.ops.arguments import validate
+from antiphase.ops.dispatch import Choice
+
+
+class Maps(NamedTuple):
+    """The attention maps of one call, each [B, H, Tq, Tk]: A = A1 - lam A2."""
+
+    A1: Tensor  # signal map
+    A2: Tensor  # noise map
+    A: Tensor  # their difference, applied to V
+
+
+def diff_attention(
+    q1: Tensor,
+    k1: Tensor,
+    q2: Tensor,
+    k2: Tensor,
+    v: Tensor,
+    lam: Tensor | float,
+    *,
+    causal: bool = False,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    scale2: float | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Compute (softmax(q1 k1^T) - lam softmax(q2 k2^T)) v.
+
+    The noise pair may be narrower than the signal pair and may have fewer heads. Query head i uses
+    key and value head i // (H / Hkv) and noise map i // (H / Hn). A query row that attends to no
+    key gives zeros.
+
+    Args:
+        q1: Signal queries [B, H, Tq, d].
+        k1: Signal keys [B, Hkv, Tk, d]. Hkv divides H.
+        q2: Noise queries [B, Hn, Tq, d2]. Hn divides H.
+        k2: Noise keys [B, Hkv_n, Tk, d2]. Hkv_n divides Hn.
+        v: Values [B, Hkv, Tk, dv].
+        lam: A number, or a tensor that broadcasts to [B, H, Tq, 1].
+        causal: Mask the future. Aligned to the bottom right: the last query attends to every key.
+        mask: Broadcasts to [B, H, Tq, Tk]. Boolean (True: attend) or additive.
+        scale: Factor of the signal scores, default d**-0.5.
+        scale2: Factor of the noise scores, default d2**-0.5.
+        backend: "auto", "reference", "sdpa" or "fused_cpu".
+
+    Returns:
+        The output [B, H, Tq, dv], in the dtype of `v`.
+
+    Raises:
+        ValueError: If shapes, dtypes or devices do not agree, or the backend cannot run the call.
+
+    """
+    args = validate(q1, k1, q2, k2, v, _require(lam), None, mask, causal, scale, scale2)
+    return dispatch.run(args, backend)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    sink: Tensor | None = None,
+    causal: bool = False,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Compute softmax(q k^T) v: standard attention with one map and values of any width.
+
+    Args:
+        q: Queries [B, H, Tq, d].
+        k: Keys [B, Hkv, Tk, d]. Hkv divides H.
+        v: Values [B, Hkv, Tk, dv].
+        sink: Logit per head [H] that is added to the softmax denominator.
+        causal: Mask the future. Aligned to the bottom right: the last query attends to every key.
+        mask: Broadcasts to [B, H, Tq, Tk]. Boolean (True: attend) or additive.
+        scale: Factor of the scores, default d**-0.5.
+        backend: "auto", "reference", "sdpa" or "fused_cpu".
+
+    Returns:
+        The output [B, H, Tq, dv], in the dtype of `v`.
+
+    Raises:
+        ValueError: If shapes, dtypes or devices do not agree, or the backend cannot run the call.
+
+    """
+    args = validate(q, k, None, None, v, None, sink, mask, causal, scale, None)
+    return dispatch.run(args, backend)
+
+
+def attention_map(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    sink: Tensor | None = None,
+    causal: bool = False,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Materialise the attention map of `attention`, which takes the same arguments.
+
+    Args:
+        q: Queries [B, H, Tq, d].
+        k: Keys [B, Hkv, Tk, d].
+        v: Values [B, Hkv, Tk, dv], only validated.
+        sink: Logit per head [H]; with it, rows sum to less than 1.
+        causal: Mask the future, aligned to the bottom right.
+        mask: Broadcasts to [B, H, Tq, Tk]. Boolean (True: attend) or additive.
+        scale: Factor of the scores, default d**-0.5.
+
+    Returns:
+        The attention map [B, H, Tq, Tk], in fp32 (fp64 for fp64 inputs).
+
+    """
+    args = validate(q, k, None, None, v, None, sink, mask, causal, scale, None)
+    return reference.maps(args)[0]
+
+
+def attention_maps(
+    q1: Tensor,
+    k1: Tensor,
+    q2: Tensor,
+    k2: Tensor,
+    v: Tensor,
+    lam: Tensor | float,
+    *,
+    causal: bool = False,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    scale2: float | None = None,
+) -> Maps:
+    """Materialise the attention maps of `diff_attention`, which takes the same arguments.
+
+    Args:
+        q1: Signal queries [B, H, Tq, d].
+        k1: Signal keys [B, Hkv, Tk, d].
+        q2: Noise queries [B, Hn, Tq, d2].
+        k2: Noise keys [B, Hkv_n, Tk, d2].
+        v: Values [B, Hkv, Tk, dv], only validated.
+        lam: A number, or a tensor that broadcasts to [B, H, Tq, 1].
+        causal: Mask the future, aligned to the bottom right.
+        mask: Broadcasts to [B, H, Tq, Tk]. Boolean (True: attend) or additive.
+        scale: Factor of the signal scores, default d**-0.5.
+        scale2: Factor of the noise scores, default d2**-0.5.
+
+    Returns:
+        Signal map, noise map and difference, each [B, H, Tq, Tk], in fp32 (fp64 for fp64 inputs).
+
+    """
+    args = validate(q1, k1, q2, k2, v, _require(lam), None, mask, causal, scale, scale2)
+    A1, A2 = reference.maps(args)
+    return Maps(A1, A2, reference.combine(args, [A1, A2]))
+
+
+def backend_for(
+    q1: Tensor,
+    k1: Tensor,
+    q2: Tensor | None,
+    k2: Tensor | None,
+    v: Tensor,
+    lam: Tensor | float | None = None,
+    *,
+    sink: Tensor | None = None,
+    causal: bool = False,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    scale2: float | None = None,
+    backend: str = "auto",
+) -> Choice:
+    """Report which backend would run a call, and why, without running it.
+
+    Args:
+        q1: Signal queries [B, H, Tq, d].
+        k1: Signal keys [B, Hkv, Tk, d].
+        q2: Noise queries [B, Hn, Tq, d2], or None for a call of `attention`.
+        k2: Noise keys [B, Hkv_n, Tk, d2], or None for a call of `attention`.
+        v: Values [B, Hkv, Tk, dv].
+        lam: A number, or a tensor that broadcasts to [B, H, Tq, 1].
+        sink: Logit per head [H], for a call of `attention`.
+        causal: Mask the future, aligned to the bottom right.
+        mask: Broadcasts to [B, H, Tq, Tk]. Boolean (True: attend) or additive.
+        scale: Factor of the signal scores, default d**-0.5.
+        scale2: Factor of the noise scores, default d2**-0.5.
+        backend: "auto", "reference", "sdpa" or "fused_cpu".
+
+    Returns:
+        The backend, its level ("c++" or "python", for "fused_cpu") and the reason.
+
+    """
+    if q2 is None and k2 is None:
+        args = validate(q1, k1, None, None, v, None, sink, mask, causal, scale, None)
+    else:
+        lam = 0.0 if lam is None else lam
+        args = validate(q1, k1, q2, k2, v, lam, None, mask, causal, scale, scale2)
+    return dispatch.explain(args, backend)
+
+
+def _require(lam: Tensor | float) -> Tensor | float:
+    """Reject a missing `lam`, which `validate` would take for a call with one map."""
+    if lam is None:
+        raise ValueError("lam: got None, expected a number or a tensor")
+    return lam
