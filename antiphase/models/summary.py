@@ -34,7 +34,7 @@ def summarise(config: AntiphaseConfig, context: int, dtype: torch.dtype) -> Summ
         heads=layer.head_counts,
         feed_forward_width=config.feed_forward_width,
         parameters=parameter_table(model),
-        cache_bytes=layers * layer.cache_numbers * dtype.itemsize,
+        cache_bytes=layers * layer.cache_elements_per_token * dtype.itemsize,
         state_bytes=state,
         flops=flops,
     )
