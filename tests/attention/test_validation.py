@@ -36,7 +36,7 @@ from antiphase.attention.registry import CLASSES
         (lambda: Standard(64, 8, half_dim=True, head_dim=3), "width 3 cannot be halved"),
         (lambda: Standard(64, 8, head_norm="batch"), "head_norm: got 'batch', expected 'rms' or"),
         (lambda: Standard(64, 8, lam=0.5), "'standard' has no option 'lam'; its options are head"),
-        (lambda: DiffV1(64, 8, lam_int=0.5), "no option 'lam_int'; .* did you mean 'lam_init'?"),
+        (lambda: DiffV1(64, 8, lam_int=0.5), r"no option 'lam_int'; .* did you mean 'lam_init'\?"),
         (lambda: mechanism("diff_v2")(64, 8, ratio=2), "has no option 'ratio'; it has no options"),
         (lambda: DiffV1(64, 8, lam="big"), "lam: got 'big', expected 'learned' or a number"),
         (lambda: DiffV1(64, 8, lam=float("nan")), "lam: got nan"),
@@ -49,7 +49,7 @@ from antiphase.attention.registry import CLASSES
         (lambda: mechanism("top_k")(64, 8, k=0), "k: got 0, expected at least 1 key"),
         (lambda: mechanism("signed_mask")(64, 8, rank=0), "rank: got 0, expected at least 1"),
         (lambda: mechanism("fixed_noise")(64, 8, gate="max"), "gate: got 'max', expected"),
-        (lambda: mechanism("dif_v1"), "got 'dif_v1', allowed are standard, .* mean 'diff_v1'?"),
+        (lambda: mechanism("dif_v1"), r"got 'dif_v1', allowed are standard, .* mean 'diff_v1'\?"),
         (lambda: Standard(64, 8, head_dim=5, rope_theta=1e4), "RoPE .* needs even widths"),
     ],
 )  # fmt: skip
