@@ -114,6 +114,7 @@ class AntiphaseConfig(PreTrainedConfig):
         _choice("norm", norm, NORMS)
         _choice("position", position, POSITIONS)
         _choice("match", match, MATCHES)
+        check_fields(kwargs, OWN_FIELDS, feed_forward)
         ratio = FEED_FORWARDS[feed_forward][1]
         self.intermediate_size = intermediate_size or max(8, round(ratio * hidden_size / 8) * 8)
         if head_dim is None and num_attention_heads > 0 and hidden_size % num_attention_heads:
@@ -121,7 +122,6 @@ class AntiphaseConfig(PreTrainedConfig):
                 f"num_attention_heads: {num_attention_heads} heads do not divide hidden_size "
                 f"{hidden_size}; change one of them or give head_dim"
             )
-        check_fields(kwargs, OWN_FIELDS, feed_forward)
         if (rope_parameters or {}).get("partial_rotary_factor", 1) != 1:
             raise ValueError(
                 f"rope_parameters: got {rope_parameters}, but RoPE rotates all channels of a head; "
@@ -129,7 +129,7 @@ class AntiphaseConfig(PreTrainedConfig):
             )
         kwargs.pop("layer_types", None)  # derived, for DynamicCache(config=...) to read:
         if mechanism(attention).running_state:
-            # transformers' word for a layer with keys, values and a running state
+            # transformers' name for a layer with keys, values and a running state
             self.layer_types = ["hybrid"] * num_hidden_layers
         _ = self.feed_forward_width  # raises for sizes that do not fit, before a model is built
         super().__init__(**kwargs)
@@ -150,8 +150,8 @@ class AntiphaseConfig(PreTrainedConfig):
         changes = {n: v for n, v in kwargs.items() if n in OWN_FIELDS or is_not_implemented(n)}
         kwargs = {name: value for name, value in kwargs.items() if name not in changes}
         if not kwargs.get("return_unused_kwargs"):  # else the caller, a model class, raises
-            asked = {*kwargs} - {"return_unused_kwargs", "gguf_file"}
-            check_fields(dict.fromkeys(asked), OWN_FIELDS, "swiglu")
+            others = {*kwargs} - {"return_unused_kwargs", "gguf_file"}
+            check_fields(dict.fromkeys(others), OWN_FIELDS, "swiglu")
         fields = {**config_dict, **changes}
         for name in generation_fields(fields, OWN_FIELDS):
             del fields[name]  # transformers drops them as well: they moved to GenerationConfig
