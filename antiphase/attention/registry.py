@@ -7,8 +7,6 @@ import importlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from antiphase.options import nearest
-
 if TYPE_CHECKING:
     from antiphase.attention.base import Attention
 
@@ -54,6 +52,8 @@ def mechanism(name: str) -> "type[Attention]":
 
     """
     if name not in MECHANISMS:
+        from antiphase.options import nearest  # only for the error, not for `import antiphase`
+
         raise ValueError(
             f"attention: got {name!r}, allowed are {', '.join(MECHANISMS)}"
             f"{nearest(name, MECHANISMS)}"
