@@ -29,7 +29,7 @@ def test_public_names_resolve():
         _ = antiphase.nonsense
 
 
-SHARED = ["cache_folder", "cpu", "options"]  # any room may import them; they import no room
+SHARED = ["cache_folder", "cpu", "options"]  # used by every room, import no room
 ROOMS = [
     "ops",
     "attention",

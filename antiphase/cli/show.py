@@ -34,7 +34,7 @@ def with_attention(config: AntiphaseConfig, attention: str) -> AntiphaseConfig:
     fields = config.to_dict()
     if attention != config.attention:
         fields |= {"attention": attention, "attention_options": {}}
-    return AntiphaseConfig.from_dict(fields)  # a loaded one may hold unknown fields
+    return AntiphaseConfig(**fields)
 
 
 def one(config: AntiphaseConfig, context: int, dtype: str) -> list[Table]:
