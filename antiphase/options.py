@@ -1,23 +1,37 @@
-"""Options given by people (commands, YAML, keywords) as the fields of a dataclass, checked."""
+"""Options from users (commands, YAML, keywords), validated against the fields of a dataclass."""
 
+import difflib
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 
 
 def build(what: str, kind: type[T], given: Mapping[str, Any]) -> T:
-    """Return `kind(**given)`, each value of its field's type; name what is allowed otherwise."""
+    """Construct a dataclass from options.
+
+    Args:
+        what: what the options belong to, for the errors: "mechanism 'diff_v1'".
+        kind: the dataclass; its field types say what is allowed, its `__post_init__` may say more.
+        given: values by field name, as keywords or YAML give them.
+
+    Returns:
+        `kind(**given)`, each value converted to its field's type as in `fitted`.
+
+    Raises:
+        ValueError: an unknown name or an invalid value; says what was given and what is allowed.
+
+    """
     allowed = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     hints = get_type_hints(kind)
     for name in given:
         if name not in allowed:
             known = f"its options are {', '.join(allowed)}" if allowed else "it has no options"
-            raise ValueError(f"{what} has no option {name!r}; {known}")
+            raise ValueError(f"{what} has no option {name!r}; {known}{nearest(name, allowed)}")
     try:
         return kind(**{name: fitted(name, value, hints[name]) for name, value in given.items()})
     except ValueError as error:
@@ -25,13 +39,32 @@ def build(what: str, kind: type[T], given: Mapping[str, Any]) -> T:
 
 
 def fitted(name: str, value: Any, hint: Any) -> Any:
-    """Return a value as its type wants it: 1 and "1e-3" are numbers, 8.5 is no whole one."""
+    """Return a value as its type hint wants it.
+
+    Args:
+        name: of the option, for the error.
+        value: as given; 1 and "1e-3" are accepted for a float, 8.5 is not for an int.
+        hint: the type: bool, int, float, str, None, Literal, list, dict, or a union of them.
+
+    Returns:
+        The value, converted where its type differs.
+
+    Raises:
+        ValueError: the value does not fit; says what was given and what is allowed.
+
+    """
     for choice in get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,):
         try:
             return _fit(value, choice)
         except TypeError:
             continue
     raise ValueError(f"{name}: got {value!r}, expected {_words(hint)}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return "; did you mean 'x'?" for the known name nearest to a misspelt one, or ""."""
+    found = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {found[0]!r}?" if found else ""
 
 
 def _fit(value: Any, hint: Any) -> Any:
@@ -56,7 +89,7 @@ def _fit(value: Any, hint: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Return `1e-3` as the number that YAML does not see in it without a dot."""
+    """Return the string "1e-3" as a number: YAML reads it as a string, because it has no dot."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
@@ -64,6 +97,7 @@ def _number(value: Any) -> Any:
 
 
 def _words(hint: Any) -> str:
+    """Return a type hint in words, for an error."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         return " or ".join(_words(choice) for choice in get_args(hint))

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from antiphase.attention import Attention
 from antiphase.attention.heads import Heads, Inputs
 from antiphase.models import AntiphaseForCausalLM
-from antiphase.models.attention_hooks import Call, listening
+from antiphase.models.attention_hooks import AttentionCall, attention_hook
 from antiphase.models.weights import from_diffllama
 from antiphase.ops import repeat_heads
 
@@ -200,7 +200,7 @@ def _foreign(
 ) -> Iterator[None]:
     """Listen at transformers' attention interface."""
 
-    def listen(call: Call) -> None:
+    def listen(call: AttentionCall) -> None:
         A = call.maps(rows)
         kept = LayerMaps(A, A)
         if scores:
@@ -209,5 +209,5 @@ def _foreign(
             kept.outputs = call.out.float()
         layers.append(kept)
 
-    with listening(model, listen):
+    with attention_hook(model, listen):
         yield

@@ -1,35 +1,33 @@
-"""Attention mechanisms as modules: one a file, all by name in `registry`."""
+"""Attention mechanisms as modules, one per file; `registry` knows each by its name.
 
-from antiphase.attention.base import Attention
-from antiphase.attention.diff_v1 import DiffV1
-from antiphase.attention.diff_v2 import DiffV2
-from antiphase.attention.fixed_noise import FixedNoise
-from antiphase.attention.gated import Gated
-from antiphase.attention.grouped import Grouped
-from antiphase.attention.heads import Cache, Heads
-from antiphase.attention.low_dim_noise import LowDimNoise
-from antiphase.attention.low_rank_noise import LowRankNoise
-from antiphase.attention.registry import MECHANISMS, mechanism
-from antiphase.attention.signed_mask import SignedMask
-from antiphase.attention.sink import Sink
-from antiphase.attention.standard import Standard
-from antiphase.attention.top_k import TopK
+The classes are public names of this package. They derive from the registry and are imported on
+first use: `from antiphase.attention import DiffV1`.
+"""
 
-__all__ = [
-    "MECHANISMS",
-    "Attention",
-    "Cache",
-    "DiffV1",
-    "DiffV2",
-    "FixedNoise",
-    "Gated",
-    "Grouped",
-    "Heads",
-    "LowDimNoise",
-    "LowRankNoise",
-    "SignedMask",
-    "Sink",
-    "Standard",
-    "TopK",
-    "mechanism",
-]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from antiphase.attention.registry import CLASSES, MECHANISMS, mechanism
+
+if TYPE_CHECKING:
+    from antiphase.attention.base import Attention as Attention
+    from antiphase.attention.heads import Cache as Cache
+    from antiphase.attention.heads import Heads as Heads
+
+_MODULES = {
+    **{class_name: name for name, class_name in CLASSES.items()},
+    "Attention": "base",
+    "Cache": "heads",
+    "Heads": "heads",
+}
+__all__ = ["MECHANISMS", "mechanism", *_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,8 +1,11 @@
-"""What every mechanism shares. A mechanism says how it projects, mixes and writes down its maps.
+"""The base of all mechanisms: how a layer is constructed and called.
 
-heads = project(x)      tokens to queries, keys, values by head
-o = mix(heads)          [B, h, Tq, dv], an op of `antiphase.ops`
-out = merge(o, heads)   norm or gate where there is one, then W_O
+A mechanism implements four steps:
+
+    heads = project(inputs)     W_Q, W_K, W_V, RoPE, cache: tokens to queries, keys, values per head
+    o = attend(heads)           [B, h, Tq, dv]: an op of `antiphase.ops`
+    out = output(o, heads)      [B, Tq, D]: norm or gate where there is one, then W_O
+    maps(heads)                 the attention maps that `attend` never materialises
 """
 
 from abc import ABC, abstractmethod
@@ -13,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from antiphase.attention.heads import Cache, Heads, Inputs, Rotary
-from antiphase.ops import rotary_table, rotate
+from antiphase.ops import rotary_table
 from antiphase.options import build
 
 
@@ -23,11 +26,23 @@ class NoOptions:
 
 
 class Attention(nn.Module, ABC):
-    """Base of all mechanisms: `layer(x, causal=..., context=None, mask=None)` on [B, T, D].
+    """Base of all mechanisms: `layer(x, causal=...)` on [B, T, D].
 
-    `num_heads` and `num_kv_heads` are those of the standard layer that the mechanism stands in for;
-    it derives its own. `layer` counts from 0. With `rope_theta`, positions 0..T-1 are turned into
-    queries and keys here; a model that knows its positions passes `rotary` instead.
+    Args:
+        hidden_size: D, the width of the tokens.
+        num_heads: of the standard layer that this one replaces; each mechanism derives its own.
+        num_kv_heads: of that standard layer; fewer than `num_heads` for grouped-query attention.
+        head_dim: width d of the standard layer's heads; hidden_size / num_heads by default.
+        layer: index in the model, from 0; V1's lam_init depends on it.
+        bias: whether the projections of q, k, v and the output have a bias.
+        eps: of the head norm.
+        rope_theta: RoPE at positions 0..T-1 with this base; None for no RoPE, or for a model that
+            passes `rotary` to `forward`.
+        **options: the mechanism's own, the fields of its `Options`.
+
+    Raises:
+        ValueError: sizes that do not fit together, or an option that the mechanism does not have.
+
     """
 
     name: ClassVar[str]
@@ -56,49 +71,68 @@ class Attention(nn.Module, ABC):
         self.hidden_size, self.num_heads, self.num_kv_heads = hidden_size, num_heads, num_kv_heads
         self.head_dim = hidden_size // num_heads if head_dim is None else head_dim
         self.layer, self.bias, self.eps, self.rope_theta = layer, bias, eps, rope_theta
-        _check_numbers(self.head_dim, layer, eps, rope_theta)
+        _check_ranges(self.head_dim, layer, eps, rope_theta)
         self.options: Any = build(f"mechanism {self.name!r}", self.Options, options)
         self.build()
         if rope_theta is not None and any(width % 2 for width in self.rotary_widths):
             raise ValueError(
-                f"{self.name}: heads of width {self.rotary_widths} cannot be turned by RoPE, which "
-                "wants even widths; change head_dim or leave rope_theta out"
+                f"{self.name}: RoPE rotates pairs of channels and needs even widths, but the heads "
+                f"have width {self.rotary_widths}; change head_dim or leave rope_theta out"
             )
 
     @abstractmethod
     def build(self) -> None:
-        """Make the layer's parameters."""
+        """Create the layer's parameters."""
 
     @abstractmethod
     def project(self, inputs: Inputs) -> Heads:
-        """Return queries, keys and values by head; keys and values go into the cache."""
+        """Return queries, keys and values per head, with RoPE applied and the cache extended."""
 
     @abstractmethod
-    def mix(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
-        """Return each head's output [B, h, Tq, dv]: the difference of the maps, times V."""
+    def attend(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
+        """Return the output of each head before its norm, [B, h, Tq, dv]: `difference` @ V.
+
+        Args:
+            heads: what `project` returned.
+            causal: aligned to the last key.
+            mask: None or [B | 1, h | 1, Tq | 1, Tk], boolean (True: attend) or additive.
+            backend: of `antiphase.ops`.
+
+        """
+
+    @abstractmethod
+    def output(self, o: Tensor, heads: Heads) -> Tensor:
+        """Return the layer's output [B, Tq, D] from the heads' outputs [B, h, Tq, dv]."""
 
     @abstractmethod
     def maps(self, heads: Heads, *, causal: bool, mask: Tensor | None) -> dict[str, Tensor]:
-        """Return the maps [B, h, Tq, Tk] by name; `difference` is the one that meets V."""
+        """Return the attention maps [B, h, Tq, Tk] by name.
 
-    def merge(self, o: Tensor, heads: Heads) -> Tensor:
-        """Return the heads' outputs, put together: [B, Tq, D]."""
-        return self.o_proj(o.transpose(1, 2).flatten(2))
+        Args:
+            heads: what `project` returned.
+            causal: aligned to the last key.
+            mask: as for `attend`.
+
+        Returns:
+            `signal` (A1) and `difference` (the map that is applied to V); with a noise term also
+            `noise` (A2) and `lam` [B, h, Tq, 1].
+
+        """
 
     @property
     def rotary_widths(self) -> tuple[int, ...]:
-        """Return the widths of the heads that positions turn."""
+        """Return the widths of the heads that RoPE rotates."""
         return (self.head_dim,)
 
     @property
-    @abstractmethod
-    def cache_numbers(self) -> int:
-        """Return how many numbers the cache keeps for each token."""
+    def cache_elements_per_token(self) -> int:
+        """Return the number of elements that the KV cache holds per token."""
+        return 2 * self.num_kv_heads * self.head_dim
 
     @property
-    @abstractmethod
     def head_counts(self) -> dict[str, int]:
-        """Return the heads that this mechanism derived from the baseline's."""
+        """Return the numbers of heads and maps that this mechanism derived from the baseline."""
+        return {"heads": self.num_heads, "kv_heads": self.num_kv_heads}
 
     def forward(
         self,
@@ -113,40 +147,49 @@ class Attention(nn.Module, ABC):
         backend: str = "auto",
         return_maps: bool = False,
     ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
-        """Return the layer's output [B, T, D], and with `return_maps` its maps by name.
+        """Return the layer's output, and with `return_maps` its attention maps.
 
-        `context` [B, Tk, D] makes it cross-attention. `mask` is [B, Tk], True where a key counts,
-        or broadcasts to [B, h, T, Tk] (boolean or additive). `rotary` turns queries and keys by
-        cos and sin of their width; `context_rotary` the keys of a context, if it is another.
+        Args:
+            x: [B, T, D], the tokens of the queries.
+            context: [B, Tk, D], the tokens of keys and values in cross-attention; x by default.
+            causal: each token attends to itself and earlier ones; only without a context.
+            mask: boolean padding mask [B, Tk], True where a key is a real token; or 4 dimensions
+                that broadcast to [B, h, T, Tk], boolean (True: attend) or additive.
+            rotary: RoPE's cos and sin by head width, at the queries' positions.
+            context_rotary: the same for the keys of a context; `rotary` by default.
+            cache: of this layer; new keys and values are appended to it.
+            backend: of `antiphase.ops`: "auto", "reference", "sdpa" or "fused_cpu".
+            return_maps: return (output, maps) with the maps of `maps`.
+
+        Returns:
+            [B, T, D], or with `return_maps` that and a dictionary of maps [B, h, T, Tk].
+
         """
         if context is not None and causal:
             raise ValueError("causal: a context has no order with x; pass causal=False")
         if rotary is None:
-            rotary = self._own_rotary(x, context, cache)
+            rotary = self._default_rotary(x, context, cache)
         key_rotary = rotary if context_rotary is None else context_rotary
         context = x if context is None else context
         heads = self.project(Inputs(x, context, rotary, key_rotary, cache))
         mask = None if mask is None else _four_dimensions(mask, len(x), heads.k.shape[2])
-        out = self.merge(self.mix(heads, causal=causal, mask=mask, backend=backend), heads)
+        out = self.output(self.attend(heads, causal=causal, mask=mask, backend=backend), heads)
         if return_maps:
             return out, self.maps(heads, causal=causal, mask=mask)
         return out
 
-    def _own_rotary(self, x: Tensor, context: Tensor | None, cache: Cache | None) -> Rotary:
+    def _default_rotary(self, x: Tensor, context: Tensor | None, cache: Cache | None) -> Rotary:
+        """Return cos and sin at positions 0..T-1, or an empty table without `rope_theta`."""
         if self.rope_theta is None:
             return {}
         if context is not None or cache is not None:
             what = "a context" if cache is None else "a cache"
             raise ValueError(
-                f"rotary: with {what}, positions are the caller's to know; pass rotary= (and "
+                f"rotary: with {what}, only the caller knows the positions; pass rotary= (and "
                 "context_rotary= for a context)"
             )
         T, theta = x.shape[1], self.rope_theta
         return {w: rotary_table(T, w, theta, device=x.device) for w in self.rotary_widths}
-
-    def linear(self, inputs: int, outputs: int, *, bias: bool | None = None) -> nn.Linear:
-        """Return a projection with the layer's habit of bias."""
-        return nn.Linear(inputs, outputs, bias=self.bias if bias is None else bias)
 
     def extra_repr(self) -> str:
         """Show the heads and options."""
@@ -154,31 +197,8 @@ class Attention(nn.Module, ABC):
         return f"{heads}, head_dim={self.head_dim}, {self.options}"
 
 
-def split_heads(t: Tensor, width: int, rotary: Rotary | None = None) -> Tensor:
-    """Return [B, T, heads * width] as [B, T, heads, width], turned by its positions if given."""
-    t = t.unflatten(-1, (-1, width))
-    return rotate(t, *rotary[width]) if rotary else t
-
-
-def remember(cache: Cache | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return all keys and values: those of the cache, then these, [B, heads, T, width]."""
-    return (k, v) if cache is None else cache.append(k, v)
-
-
-def key_padding(mask: Tensor | None, name: str) -> Tensor | None:
-    """Return a mask as [B, Tk], True where a key counts; refuse one that differs by query."""
-    if mask is None:
-        return None
-    if mask.dtype != torch.bool or mask.shape[1:3] != (1, 1):
-        raise ValueError(
-            f"mask: got {mask.dtype} of shape {tuple(mask.shape)}; {name}, with its running noise "
-            "branch, takes only a boolean padding mask [B, Tk] beside causal=True or False"
-        )
-    return mask[:, 0, 0]
-
-
 def _four_dimensions(mask: Tensor, B: int, Tk: int) -> Tensor:
-    """Return a mask with all four dimensions; refuse what could be read in two ways."""
+    """Return a mask with four dimensions; raise for one that could mean two things."""
     boolean = mask.dtype == torch.bool
     if not boolean and not mask.is_floating_point():
         raise ValueError(f"mask: got {mask.dtype}, expected bool (True: attend) or additive floats")
@@ -192,7 +212,7 @@ def _four_dimensions(mask: Tensor, B: int, Tk: int) -> Tensor:
     return mask
 
 
-def _check_numbers(head_dim: int, layer: int, eps: float, rope_theta: float | None) -> None:
+def _check_ranges(head_dim: int, layer: int, eps: float, rope_theta: float | None) -> None:
     if head_dim < 1:
         raise ValueError(f"head_dim: got {head_dim}, expected at least 1")
     if layer < 0:

@@ -1,42 +1,57 @@
-"""DIFF V1: O = (softmax(Q1 K1^T) - lam softmax(Q2 K2^T)) V, then a norm a head (arXiv 2410.05258).
+"""DIFF V1 (arXiv 2410.05258): O = norm((softmax(Q1 K1^T) - lam softmax(Q2 K2^T)) V) W_O.
 
-A baseline of 2h heads of width d becomes h heads with two maps each and V of width 2d. The maps of
-head i are the adjacent query heads 2i and 2i + 1; both read the key pair of group i // n_rep. A
-pair's two keys are cached side by side as one head of width 2d, beside V's 2d.
+A baseline of 2h heads of width d becomes h heads with two attention maps each and V of width 2d.
+The maps of head i come from the adjacent query heads 2i and 2i + 1. Both use the key pair of group
+i // (h / h_kv); repeating the 2 h_kv key heads one by one would give both maps the same key.
 """
 
-from antiphase.attention.base import remember, split_heads
-from antiphase.attention.heads import Heads, Inputs
-from antiphase.attention.paired import Paired, TwoMaps
+from torch import Tensor, nn
+
+from antiphase.attention.base import Attention
+from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
+from antiphase.attention.parts import HeadNorm, Lambda, NoiseOptions, halve_heads, two_softmax_maps
+from antiphase.ops import diff_attention
 
 
-class DiffV1(Paired, TwoMaps):
+class DiffV1(Attention):
     """Differential attention as published: two maps of full width from paired heads."""
 
     name = "diff_v1"
+    Options = NoiseOptions
 
     def build(self) -> None:
-        self.pair_heads()
-        d = self.head_dim
-        self.q_proj = self.linear(self.hidden_size, 2 * self.h * d)
-        self.k_proj = self.linear(self.hidden_size, 2 * self.h_kv * d)
-        self.v_proj = self.linear(self.hidden_size, 2 * self.h_kv * d)
-        self.build_output(self.h, 2 * d)
+        D, d, bias = self.hidden_size, self.head_dim, self.bias
+        self.h, self.h_kv = halve_heads(self.name, self.num_heads, self.num_kv_heads)
+        self.q_proj = nn.Linear(D, 2 * self.h * d, bias)
+        self.k_proj = nn.Linear(D, 2 * self.h_kv * d, bias)
+        self.v_proj = nn.Linear(D, 2 * self.h_kv * d, bias)
+        self.lam = Lambda(d, self.layer, self.options)
+        self.norm = HeadNorm(self.options.head_norm, 2 * d, 1.0 - self.lam.init, self.eps)
+        self.o_proj = nn.Linear(2 * self.h * d, D, bias)
 
     def project(self, inputs: Inputs) -> Heads:
-        x, context = inputs.x, inputs.context
-        d = self.head_dim
-        q = split_heads(self.q_proj(x), d, inputs.rotary).transpose(1, 2)  # [B, 2h, T, d]
-        k = split_heads(self.k_proj(context), d, inputs.key_rotary).flatten(2)
-        k = split_heads(k, 2 * d).transpose(1, 2)  # [B, h_kv, T, 2d]: a pair side by side
-        v = split_heads(self.v_proj(context), 2 * d).transpose(1, 2)
-        k, v = remember(inputs.cache, k, v)
+        x, context, d = inputs.x, inputs.context, self.head_dim
+        q = split_heads(rope(self.q_proj(x), d, inputs.rotary), d)  # [B, 2h, Tq, d]
+        # A pair's two keys side by side as one head of width 2d: transformers' static cache sizes
+        # V by K's heads, so both need the same number of heads.
+        k = split_heads(rope(self.k_proj(context), d, inputs.key_rotary), 2 * d)
+        v = split_heads(self.v_proj(context), 2 * d)
+        k, v = extend_cache(inputs.cache, k, v)  # [B, h_kv, Tk, 2d]
         q1, q2 = q.unflatten(1, (self.h, 2)).unbind(2)
         k1, k2 = k.split(d, dim=-1)
         return Heads(x, q1, k1, v, q2, k2, lam=self.lam(x))
 
+    def attend(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
+        return diff_attention(*heads.pair, causal=causal, mask=mask, backend=backend)
+
+    def output(self, o: Tensor, heads: Heads) -> Tensor:
+        return self.o_proj(merge_heads(self.norm(o)))
+
+    def maps(self, heads: Heads, *, causal: bool, mask: Tensor | None) -> dict[str, Tensor]:
+        return two_softmax_maps(heads, causal=causal, mask=mask)
+
     @property
-    def cache_numbers(self) -> int:
+    def cache_elements_per_token(self) -> int:
         return 4 * self.h_kv * self.head_dim
 
     @property

@@ -1,46 +1,53 @@
-"""DIFF V2: O = (softmax(Q1 K^T) - sigmoid(lam) softmax(Q2 K^T)) V (Microsoft, January 2026).
+"""DIFF V2 (Microsoft, January 2026): O = (softmax(Q1 K^T) - sigmoid(lam) softmax(Q2 K^T)) V W_O.
 
-The baseline's heads stay; each has two queries, adjacent, so that both read the same key and value
-head. lam is a number for each token and head, from the same input as the queries. No head norm.
-Keys and values, and so the cache, are the baseline's.
+The baseline's heads stay; each has two queries and one key. The queries of a pair are adjacent, so
+that both use the same key and value head (pairing by halves is the known wrong form). lam is one
+value per token and head, projected from the queries' input. There is no head norm. Keys, values
+and the cache are the baseline's.
 """
 
 import torch
+from torch import Tensor, nn
 
-from antiphase.attention.base import remember, split_heads
-from antiphase.attention.heads import Heads, Inputs
-from antiphase.attention.paired import TwoMaps
-from antiphase.ops import statistics_dtype
+from antiphase.attention.base import Attention
+from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
+from antiphase.attention.parts import two_softmax_maps
+from antiphase.ops import diff_attention, statistics_dtype
 
 
-class DiffV2(TwoMaps):
-    """Differential attention with doubled queries and a lam from the token."""
+class DiffV2(Attention):
+    """Differential attention with doubled queries and lam projected from the token."""
 
     name = "diff_v2"
 
     def build(self) -> None:
-        d, h, h_kv = self.head_dim, self.num_heads, self.num_kv_heads
-        self.q_proj = self.linear(self.hidden_size, 2 * h * d)
-        self.k_proj = self.linear(self.hidden_size, h_kv * d)
-        self.v_proj = self.linear(self.hidden_size, h_kv * d)
-        self.lambda_proj = self.linear(self.hidden_size, h, bias=False)
-        self.o_proj = self.linear(h * d, self.hidden_size)
+        D, d, bias = self.hidden_size, self.head_dim, self.bias
+        self.q_proj = nn.Linear(D, 2 * self.num_heads * d, bias)
+        self.k_proj = nn.Linear(D, self.num_kv_heads * d, bias)
+        self.v_proj = nn.Linear(D, self.num_kv_heads * d, bias)
+        # Never a bias: with small initial weights lam starts near sigmoid(0) = 0.5.
+        self.lambda_proj = nn.Linear(D, self.num_heads, bias=False)
+        self.o_proj = nn.Linear(self.num_heads * d, D, bias)
 
     def project(self, inputs: Inputs) -> Heads:
-        x, context = inputs.x, inputs.context
-        d = self.head_dim
-        q = split_heads(self.q_proj(x), d, inputs.rotary).transpose(1, 2)  # [B, 2h, T, d]
-        k = split_heads(self.k_proj(context), d, inputs.key_rotary).transpose(1, 2)
-        v = split_heads(self.v_proj(context), d).transpose(1, 2)
-        k, v = remember(inputs.cache, k, v)
+        x, context, d = inputs.x, inputs.context, self.head_dim
+        q = split_heads(rope(self.q_proj(x), d, inputs.rotary), d)  # [B, 2h, Tq, d]
+        k = split_heads(rope(self.k_proj(context), d, inputs.key_rotary), d)
+        v = split_heads(self.v_proj(context), d)
+        k, v = extend_cache(inputs.cache, k, v)  # [B, h_kv, Tk, d]
         q1, q2 = q.unflatten(1, (self.num_heads, 2)).unbind(2)
-        lam = self.lambda_proj(x).to(statistics_dtype(x.dtype))
-        lam = torch.sigmoid(lam).mT[..., None]  # [B, h, T, 1]
-        return Heads(x, q1, k, v, q2, k, lam=lam)
+        # The sigmoid in fp32: in bf16, lam would have steps of 1/256 around 0.5.
+        lam = torch.sigmoid(self.lambda_proj(x).to(statistics_dtype(x.dtype)))
+        return Heads(x, q1, k, v, q2, k, lam=lam.mT[..., None])  # lam [B, h, Tq, 1]
 
-    @property
-    def cache_numbers(self) -> int:
-        return 2 * self.num_kv_heads * self.head_dim
+    def attend(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
+        return diff_attention(*heads.pair, causal=causal, mask=mask, backend=backend)
+
+    def output(self, o: Tensor, heads: Heads) -> Tensor:
+        return self.o_proj(merge_heads(o))
+
+    def maps(self, heads: Heads, *, causal: bool, mask: Tensor | None) -> dict[str, Tensor]:
+        return two_softmax_maps(heads, causal=causal, mask=mask)
 
     @property
     def head_counts(self) -> dict[str, int]:

@@ -1,51 +1,111 @@
-"""Fixed noise: V1 whose second map does not depend on the query.
+"""Fixed noise: V1 whose noise map does not depend on the query.
 
-    A2[i, j] = g_j / sum_{j' <= i} g_j',  g = exp(w . x_j) a head, or g = 1: the running mean
+    A2[i, j] = g_j / sum_{j' <= i} g_j',  g = exp(w . x_j) per head, or g = 1: the running mean
 
-Of rank 1 in any block of rows >= m and columns < m. O(T d).
+A2 has rank 1 in any block of rows >= m and columns < m. It costs O(T d), so the layer has one
+softmax map.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from antiphase.attention.heads import Heads
-from antiphase.attention.parts import NoiseOptions
-from antiphase.attention.running_noise import RunningNoise
-from antiphase.ops import prefix_attention, prefix_map, repeat_heads, statistics_dtype
+from antiphase.attention.base import Attention
+from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
+from antiphase.attention.parts import HeadNorm, Lambda, NoiseOptions, halve_heads, per_row
+from antiphase.attention.running_noise import (
+    last_state,
+    new_key_padding,
+    store_state,
+    visible_keys,
+)
+from antiphase.ops import (
+    attention,
+    attention_map,
+    prefix_attention,
+    prefix_map,
+    repeat_heads,
+    statistics_dtype,
+)
 
 
 @dataclass(frozen=True)
 class FixedNoiseOptions(NoiseOptions):
-    """`gate`: "learned" weights g = exp(w . x), or the parameter-free running "mean"."""
+    """Options of `FixedNoise`: those of V1, and the gate.
+
+    Args:
+        gate: "learned" weights g = exp(w . x), or the parameter-free running "mean".
+
+    """
 
     gate: Literal["learned", "mean"] = "learned"
 
 
-class FixedNoise(RunningNoise):
-    """V1 with a noise map that is the same for every query, up to where it ends."""
+class FixedNoise(Attention):
+    """V1 with noise weights that are the same for every query, up to where its keys end."""
 
     name = "fixed_noise"
     Options = FixedNoiseOptions
+    static_cache = False
+    running_state = True
 
     def build(self) -> None:
-        self.build_signal()
+        D, d, bias = self.hidden_size, self.head_dim, self.bias
+        self.h, self.h_kv = halve_heads(self.name, self.num_heads, self.num_kv_heads)
+        self.q_proj = nn.Linear(D, self.h * d, bias)
+        self.k_proj = nn.Linear(D, self.h_kv * d, bias)
+        self.v_proj = nn.Linear(D, 2 * self.h_kv * d, bias)
         if self.options.gate == "learned":
-            self.gate_proj = self.linear(self.hidden_size, self.h_kv, bias=False)
-        self.build_output(self.h, 2 * self.head_dim)
+            # Never a bias: it would scale all g alike, and their ratio cancels it.
+            self.gate_proj = nn.Linear(D, self.h_kv, bias=False)
+        self.lam = Lambda(d, self.layer, self.options)
+        self.norm = HeadNorm(self.options.head_norm, 2 * d, 1.0 - self.lam.init, self.eps)
+        self.o_proj = nn.Linear(2 * self.h * d, D, bias)
 
-    def features(self, x: Tensor, context: Tensor) -> tuple[None, Tensor]:
-        """Return log g [B, h_kv, Tk], one gate for each key and value head."""
+    def project(self, inputs: Inputs) -> Heads:
+        x, context, d = inputs.x, inputs.context, self.head_dim
+        q = split_heads(rope(self.q_proj(x), d, inputs.rotary), d)  # [B, h, Tq, d]
+        k = split_heads(rope(self.k_proj(context), d, inputs.key_rotary), d)
+        v = split_heads(self.v_proj(context), 2 * d)
+        new = k.shape[2]
+        k, v = extend_cache(inputs.cache, k, v)
+        log_g = self._log_g(context)  # stands in the place of the noise keys
+        return Heads(x, q, k, v, k2=log_g, lam=self.lam(x), new=new, cache=inputs.cache)
+
+    def attend(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
+        keys = new_key_padding(self.name, heads, mask)
+        signal = attention(heads.q, heads.k, heads.v, causal=causal, mask=mask, backend=backend)
+        log_g, lam = heads.k2, heads.lam
+        assert log_g is not None
+        assert lam is not None
+        noise, state = prefix_attention(
+            log_g, heads.v_new, causal=causal, keys=keys, state=last_state(heads)
+        )
+        store_state(heads, state)
+        return (signal - lam * repeat_heads(noise, self.h)).to(signal.dtype)  # lam is fp32
+
+    def output(self, o: Tensor, heads: Heads) -> Tensor:
+        return self.o_proj(merge_heads(self.norm(o)))
+
+    def maps(self, heads: Heads, *, causal: bool, mask: Tensor | None) -> dict[str, Tensor]:
+        visible = visible_keys(self.name, heads, causal=causal, mask=mask)
+        assert heads.k2 is not None
+        A1 = attention_map(heads.q, heads.k, heads.v, causal=causal, mask=mask)
+        A2 = repeat_heads(prefix_map(heads.k2, heads.q.shape[2], visible), self.h)
+        lam = per_row(heads.lam, A1)
+        return {"signal": A1, "noise": A2, "lam": lam, "difference": A1 - lam * A2}
+
+    def _log_g(self, context: Tensor) -> Tensor:
+        """Return log g [B, h_kv, Tk], one weight per token and key/value head."""
         if self.options.gate == "mean":
-            return None, context.new_zeros(context.shape[0], self.h_kv, context.shape[1])
-        return None, self.gate_proj(context).to(statistics_dtype(context.dtype)).mT
+            return context.new_zeros(context.shape[0], self.h_kv, context.shape[1])
+        return self.gate_proj(context).to(statistics_dtype(context.dtype)).mT
 
-    def noise(self, heads: Heads, **visible: Any) -> tuple[Tensor, Tensor]:
-        assert heads.k2 is not None
-        out, state = prefix_attention(heads.k2, heads.v_new, **visible)
-        return repeat_heads(out, self.h), state
+    @property
+    def cache_elements_per_token(self) -> int:
+        return 3 * self.h_kv * self.head_dim
 
-    def noise_map(self, heads: Heads, visible: Tensor | None) -> Tensor:
-        assert heads.k2 is not None
-        return prefix_map(heads.k2, heads.q.shape[2], visible)
+    @property
+    def head_counts(self) -> dict[str, int]:
+        return {"heads": self.h, "maps": self.h, "kv_heads": self.h_kv}

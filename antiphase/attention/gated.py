@@ -1,36 +1,61 @@
 """Control: standard attention with a sigmoid gate on each head's output (arXiv 2505.06708).
 
-O_i = sigmoid(W_g x_t) * softmax(q k^T) V
+O = (sigmoid(W_g x) * softmax(Q K^T / sqrt(d)) V) W_O
 """
 
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from antiphase.attention.heads import Heads
-from antiphase.attention.standard import OneMap
+from antiphase.attention.base import Attention
+from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
+from antiphase.ops import attention, attention_map
 
 
 @dataclass(frozen=True)
 class GatedOptions:
-    """`elementwise`: a gate for each channel of a head, instead of one number a head."""
+    """Options of `Gated`.
+
+    Args:
+        elementwise: one gate per channel of each head, instead of one per head.
+
+    """
 
     elementwise: bool = False
 
 
-class Gated(OneMap):
-    """Standard attention whose heads the token can shut."""
+class Gated(Attention):
+    """Standard attention whose heads each token can close."""
 
     name = "gated"
     Options = GatedOptions
 
     def build(self) -> None:
-        super().build()
-        self.gate_width = self.head_dim if self.options.elementwise else 1
-        gates = self.num_heads * self.gate_width
-        self.gate_proj = self.linear(self.hidden_size, gates, bias=False)
+        D, d, bias = self.hidden_size, self.head_dim, self.bias
+        self.q_proj = nn.Linear(D, self.num_heads * d, bias)
+        self.k_proj = nn.Linear(D, self.num_kv_heads * d, bias)
+        self.v_proj = nn.Linear(D, self.num_kv_heads * d, bias)
+        self.o_proj = nn.Linear(self.num_heads * d, D, bias)
+        self.gate_width = d if self.options.elementwise else 1
+        # Never a bias: with small initial weights every gate starts near 0.5.
+        self.gate_proj = nn.Linear(D, self.num_heads * self.gate_width, bias=False)
 
-    def merge(self, o: Tensor, heads: Heads) -> Tensor:
-        gate = torch.sigmoid(self.gate_proj(heads.x)).unflatten(-1, (-1, self.gate_width))
-        return super().merge(o * gate.transpose(1, 2), heads)  # [B, h, T, d | 1]
+    def project(self, inputs: Inputs) -> Heads:
+        x, context, d = inputs.x, inputs.context, self.head_dim
+        q = split_heads(rope(self.q_proj(x), d, inputs.rotary), d)  # [B, h, Tq, d]
+        k = split_heads(rope(self.k_proj(context), d, inputs.key_rotary), d)
+        v = split_heads(self.v_proj(context), d)
+        k, v = extend_cache(inputs.cache, k, v)  # [B, h_kv, Tk, d]
+        return Heads(x, q, k, v)
+
+    def attend(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
+        return attention(heads.q, heads.k, heads.v, causal=causal, mask=mask, backend=backend)
+
+    def output(self, o: Tensor, heads: Heads) -> Tensor:
+        gate = split_heads(torch.sigmoid(self.gate_proj(heads.x)), self.gate_width)
+        return self.o_proj(merge_heads(o * gate))  # gate [B, h, Tq, d | 1]
+
+    def maps(self, heads: Heads, *, causal: bool, mask: Tensor | None) -> dict[str, Tensor]:
+        A = attention_map(heads.q, heads.k, heads.v, causal=causal, mask=mask)
+        return {"signal": A, "difference": A}

@@ -1,36 +1,44 @@
-"""Grouped differential attention: several signal heads share one noise map (arXiv 2510.06949).
+"""Grouped differential attention (arXiv 2510.06949): several signal heads share one noise map.
 
-    O_i = (A1_i - lam A2_g) V_i,  g = i // ratio
+    O_i = norm((A1_i - lam A2_g) V_i),  g = i // ratio;  concatenated, then W_O
 
-The baseline's heads are split into groups of `ratio` signal heads and one noise head; V has the
+The baseline's heads are split into groups of `ratio` signal heads and one noise head. V has the
 width D / h_signal, rounded up to a multiple of 8. At 1:1 it is DIFF V1, weight by weight.
 """
 
 from dataclasses import dataclass
 
-from torch import Tensor, cat
+from torch import Tensor, cat, nn
 
-from antiphase.attention.base import remember, split_heads
-from antiphase.attention.heads import Heads, Inputs
-from antiphase.attention.paired import Paired, TwoMaps
-from antiphase.attention.parts import NoiseOptions
+from antiphase.attention.base import Attention
+from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
+from antiphase.attention.parts import (
+    HeadNorm,
+    Lambda,
+    NoiseOptions,
+    check_at_least_one,
+    two_softmax_maps,
+)
+from antiphase.ops import diff_attention
 
 
 @dataclass(frozen=True)
 class GroupedOptions(NoiseOptions):
-    """`ratio` signal heads for each noise head; the rest as in V1."""
+    """Options of `Grouped`: those of V1, and the ratio.
+
+    Args:
+        ratio: signal heads per noise head.
+
+    """
 
     ratio: int = 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.ratio < 1:
-            raise ValueError(
-                f"ratio: got {self.ratio}, expected at least 1 signal head a noise head"
-            )
+        check_at_least_one("ratio", self.ratio, " signal head per noise head")
 
 
-class Grouped(Paired, TwoMaps):
+class Grouped(Attention):
     """Differential attention with more signal heads than noise heads."""
 
     name = "grouped"
@@ -38,7 +46,7 @@ class Grouped(Paired, TwoMaps):
     static_cache = False  # keys have more heads than values
 
     def build(self) -> None:
-        ratio, d = self.options.ratio, self.head_dim
+        D, d, bias, ratio = self.hidden_size, self.head_dim, self.bias, self.options.ratio
         group = ratio + 1
         for what, n in {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads}.items():
             if n % group:
@@ -50,30 +58,43 @@ class Grouped(Paired, TwoMaps):
         self.h_n, self.h_kv_n = self.num_heads // group, self.num_kv_heads // group
         self.h, self.h_kv = ratio * self.h_n, ratio * self.h_kv_n
         width, rest = divmod(group * d, ratio)
+        # Kernels are fast at multiples of 8, and a width has to be an integer.
         self.value_width = width if rest == 0 else -(-group * d // (8 * ratio)) * 8
-        self.q_proj = self.linear(self.hidden_size, self.num_heads * d)
-        self.k_proj = self.linear(self.hidden_size, self.num_kv_heads * d)
-        self.v_proj = self.linear(self.hidden_size, self.h_kv * self.value_width)
-        self.build_output(self.h, self.value_width)
+        self.q_proj = nn.Linear(D, self.num_heads * d, bias)
+        self.k_proj = nn.Linear(D, self.num_kv_heads * d, bias)
+        self.v_proj = nn.Linear(D, self.h_kv * self.value_width, bias)
+        self.lam = Lambda(d, self.layer, self.options)
+        factor = 1.0 - self.lam.init
+        self.norm = HeadNorm(self.options.head_norm, self.value_width, factor, self.eps)
+        self.o_proj = nn.Linear(self.h * self.value_width, D, bias)
 
     def project(self, inputs: Inputs) -> Heads:
-        x, context = inputs.x, inputs.context
-        d = self.head_dim
-        q, q2 = self._by_kind(split_heads(self.q_proj(x), d, inputs.rotary))
-        k, k2 = self._by_kind(split_heads(self.k_proj(context), d, inputs.key_rotary))
-        v = split_heads(self.v_proj(context), self.value_width).transpose(1, 2)
-        both, v = remember(inputs.cache, cat([k, k2], dim=1), v)
-        k, k2 = both.split([self.h_kv, self.h_kv_n], dim=1)
+        x, context, d = inputs.x, inputs.context, self.head_dim
+        q, q2 = self._signal_and_noise(rope(self.q_proj(x), d, inputs.rotary))
+        k, k2 = self._signal_and_noise(rope(self.k_proj(context), d, inputs.key_rotary))
+        v = split_heads(self.v_proj(context), self.value_width)
+        keys, v = extend_cache(inputs.cache, cat([k, k2], dim=1), v)
+        k, k2 = keys.split([self.h_kv, self.h_kv_n], dim=1)
         return Heads(x, q, k, v, q2, k2, lam=self.lam(x))
 
-    def _by_kind(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """Return signal and noise heads [B, heads, T, d] of [B, T, groups * (ratio + 1), d]."""
+    def attend(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
+        return diff_attention(*heads.pair, causal=causal, mask=mask, backend=backend)
+
+    def output(self, o: Tensor, heads: Heads) -> Tensor:
+        return self.o_proj(merge_heads(self.norm(o)))
+
+    def maps(self, heads: Heads, *, causal: bool, mask: Tensor | None) -> dict[str, Tensor]:
+        return two_softmax_maps(heads, causal=causal, mask=mask)
+
+    def _signal_and_noise(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Split [B, T, groups * (ratio + 1) * d] into both kinds of heads, [B, heads, T, d]."""
         ratio = self.options.ratio
-        signal, noise = t.unflatten(2, (-1, ratio + 1)).split([ratio, 1], dim=3)
+        by_group = t.unflatten(-1, (-1, ratio + 1, self.head_dim))
+        signal, noise = by_group.split([ratio, 1], dim=3)
         return signal.flatten(2, 3).transpose(1, 2), noise.flatten(2, 3).transpose(1, 2)
 
     @property
-    def cache_numbers(self) -> int:
+    def cache_elements_per_token(self) -> int:
         return self.num_kv_heads * self.head_dim + self.h_kv * self.value_width
 
     @property

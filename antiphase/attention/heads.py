@@ -1,53 +1,99 @@
-"""What passes between the steps of a mechanism: tensors by head, and the cache they come from."""
+"""What passes between the steps of a layer: inputs, heads and KV cache; and tokens as heads."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
+from antiphase.ops import rotate
+
 Rotary = dict[int, tuple[Tensor, Tensor]]
-"""cos and sin, each [B | 1, T, width], by the width of the heads that they turn."""
+"""RoPE's cos and sin, each [B | 1, T, width], by the width of the heads that they rotate."""
 
 
 class Cache(Protocol):
-    """One layer's memory of earlier tokens."""
+    """The KV cache of one layer, as a mechanism uses it."""
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys and values [B, heads, T, width]; return all there are now."""
+        """Append keys and values [B, heads, T, width]; return all that are cached now."""
 
     def state(self) -> Tensor | None:
-        """Return the running state stored last, None at the start."""
+        """Return the running state stored last, None before the first."""
 
     def store(self, state: Tensor) -> None:
-        """Keep a running state of constant size."""
+        """Store a running state of constant size in place of the last one."""
 
 
 @dataclass
 class Inputs:
-    """What a layer is given: who asks, what there is to find, positions and the past."""
+    """What a layer receives: queries come from `x`, keys and values from `context`."""
 
     x: Tensor  # [B, Tq, D]
-    context: Tensor  # [B, Tk, D]: x itself, or another text
-    rotary: Rotary  # of the queries
-    key_rotary: Rotary
+    context: Tensor  # [B, Tk, D]; x itself in self-attention
+    rotary: Rotary  # at the queries' positions; empty without RoPE
+    key_rotary: Rotary  # at the keys' positions
     cache: Cache | None
 
 
 @dataclass
 class Heads:
-    """Queries, keys and values by head. `q2`, `k2` belong to the noise, `lam` weighs it."""
+    """Queries, keys and values per head, after RoPE and the cache.
 
-    x: Tensor  # [B, Tq, D], the tokens that ask
+    `q`, `k` give the signal map; `q2`, `k2` the noise map, which `lam` scales before it is
+    subtracted. `signed_mask` uses `q2`, `k2` for its sign, the running noise for its features.
+    """
+
+    x: Tensor  # [B, Tq, D], the tokens of the queries
     q: Tensor  # [B, h, Tq, d]
     k: Tensor  # [B, h_kv, Tk, d]
     v: Tensor  # [B, h_kv, Tk, dv]
     q2: Tensor | None = None  # [B, h_n, Tq, d2]
     k2: Tensor | None = None  # [B, h_kv_n, Tk, d2]
     lam: Tensor | None = None  # broadcasts to [B, h, Tq, 1]
-    new: int = 0  # how many of the Tk keys are new in this call
+    new: int = 0  # how many of the Tk keys this call added; only running noise needs it
     cache: Cache | None = None
 
     @property
     def v_new(self) -> Tensor:
-        """Return the values that this call brought."""
+        """Return the values that this call added, [B, h_kv, new, dv]."""
         return self.v[:, :, self.v.shape[2] - self.new :]
+
+    @property
+    def pair(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return (q1, k1, q2, k2, v, lam), the arguments of `diff_attention`."""
+        assert self.q2 is not None
+        assert self.k2 is not None
+        assert self.lam is not None
+        return self.q, self.k, self.q2, self.k2, self.v, self.lam
+
+
+def rope(t: Tensor, width: int, rotary: Rotary) -> Tensor:
+    """Apply RoPE to projected heads.
+
+    Args:
+        t: [B, T, heads * width].
+        width: of each head.
+        rotary: cos and sin by width; empty for no RoPE.
+
+    Returns:
+        [B, T, heads * width].
+
+    """
+    if not rotary:
+        return t
+    return rotate(t.unflatten(-1, (-1, width)), *rotary[width]).flatten(2)
+
+
+def split_heads(t: Tensor, width: int) -> Tensor:
+    """Return [B, T, heads * width] as [B, heads, T, width], without a copy."""
+    return t.unflatten(-1, (-1, width)).transpose(1, 2)
+
+
+def merge_heads(o: Tensor) -> Tensor:
+    """Return [B, heads, T, width] as [B, T, heads * width], the input of W_O."""
+    return o.transpose(1, 2).flatten(2)
+
+
+def extend_cache(cache: Cache | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Append keys and values [B, heads, T, width] to the cache, if any; return all there are."""
+    return (k, v) if cache is None else cache.append(k, v)

@@ -1,46 +1,108 @@
-"""Low-rank noise: V1 whose second map is causal linear attention with `rank` positive features.
+"""Low-rank noise: V1 whose noise map is causal linear attention with `rank` positive features.
 
     A2[i, j] = phi(q2_i) . phi(k2_j) / sum_{j' <= i} phi(q2_i) . phi(k2_j'),  phi = softplus
 
-Rank <= r before the mask, and in any block of rows >= m and columns < m. No RoPE on it. O(T r d).
+A2 has rank <= r before the causal mask, and in any block of rows >= m and columns < m. It costs
+O(T r d), so the layer has one softmax map.
 """
 
-from typing import Any
+from dataclasses import dataclass
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from antiphase.attention.base import split_heads
-from antiphase.attention.heads import Heads
-from antiphase.attention.low_dim_noise import RankOptions
-from antiphase.attention.running_noise import RunningNoise
-from antiphase.ops import linear_attention, linear_map
+from antiphase.attention.base import Attention
+from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
+from antiphase.attention.parts import (
+    HeadNorm,
+    Lambda,
+    NoiseOptions,
+    check_at_least_one,
+    halve_heads,
+    per_row,
+)
+from antiphase.attention.running_noise import (
+    last_state,
+    new_key_padding,
+    store_state,
+    visible_keys,
+)
+from antiphase.ops import attention, attention_map, linear_attention, linear_map
 
 
-class LowRankNoise(RunningNoise):
-    """V1 with a noise map of low rank, by features."""
+@dataclass(frozen=True)
+class LowRankNoiseOptions(NoiseOptions):
+    """Options of `LowRankNoise`: those of V1, and the rank.
+
+    Args:
+        rank: features of the noise's queries and keys.
+
+    """
+
+    rank: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least_one("rank", self.rank)
+
+
+class LowRankNoise(Attention):
+    """V1 with noise from linear attention: one softmax map per head, a running state to decode."""
 
     name = "low_rank_noise"
-    Options = RankOptions
+    Options = LowRankNoiseOptions
+    static_cache = False
+    running_state = True
 
     def build(self) -> None:
-        self.build_signal()
-        self.noise_q_proj = self.linear(self.hidden_size, self.h * self.options.rank)
-        self.noise_k_proj = self.linear(self.hidden_size, self.h_kv * self.options.rank)
-        self.build_output(self.h, 2 * self.head_dim)
+        D, d, bias, r = self.hidden_size, self.head_dim, self.bias, self.options.rank
+        self.h, self.h_kv = halve_heads(self.name, self.num_heads, self.num_kv_heads)
+        self.q_proj = nn.Linear(D, self.h * d, bias)
+        self.k_proj = nn.Linear(D, self.h_kv * d, bias)
+        self.v_proj = nn.Linear(D, 2 * self.h_kv * d, bias)
+        self.noise_q_proj = nn.Linear(D, self.h * r, bias)
+        self.noise_k_proj = nn.Linear(D, self.h_kv * r, bias)
+        self.lam = Lambda(d, self.layer, self.options)
+        self.norm = HeadNorm(self.options.head_norm, 2 * d, 1.0 - self.lam.init, self.eps)
+        self.o_proj = nn.Linear(2 * self.h * d, D, bias)
 
-    def features(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
-        """Return phi(q2) [B, h, Tq, r] and phi(k2) [B, h_kv, Tk, r]."""
-        both = (self.noise_q_proj(x), self.noise_k_proj(context))
-        q2, k2 = (F.softplus(split_heads(t, self.options.rank)).transpose(1, 2) for t in both)
-        return q2, k2
+    def project(self, inputs: Inputs) -> Heads:
+        x, context, d, r = inputs.x, inputs.context, self.head_dim, self.options.rank
+        q = split_heads(rope(self.q_proj(x), d, inputs.rotary), d)  # [B, h, Tq, d]
+        k = split_heads(rope(self.k_proj(context), d, inputs.key_rotary), d)
+        v = split_heads(self.v_proj(context), 2 * d)
+        # No RoPE on the features: a rotation would make some negative, and A2 no attention map.
+        q2 = F.softplus(split_heads(self.noise_q_proj(x), r))  # [B, h, Tq, r]
+        k2 = F.softplus(split_heads(self.noise_k_proj(context), r))  # [B, h_kv, new, r]
+        new = k.shape[2]
+        k, v = extend_cache(inputs.cache, k, v)  # k2 is not cached: the running state replaces it
+        return Heads(x, q, k, v, q2, k2, lam=self.lam(x), new=new, cache=inputs.cache)
 
-    def noise(self, heads: Heads, **visible: Any) -> tuple[Tensor, Tensor]:
-        assert heads.q2 is not None
-        assert heads.k2 is not None
-        return linear_attention(heads.q2, heads.k2, heads.v_new, **visible)
+    def attend(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
+        keys = new_key_padding(self.name, heads, mask)
+        signal = attention(heads.q, heads.k, heads.v, causal=causal, mask=mask, backend=backend)
+        _, _, q2, k2, _, lam = heads.pair
+        noise, state = linear_attention(
+            q2, k2, heads.v_new, causal=causal, keys=keys, state=last_state(heads)
+        )
+        store_state(heads, state)
+        return (signal - lam * noise).to(signal.dtype)  # lam is fp32
 
-    def noise_map(self, heads: Heads, visible: Tensor | None) -> Tensor:
-        assert heads.q2 is not None
-        assert heads.k2 is not None
-        return linear_map(heads.q2, heads.k2, visible)
+    def output(self, o: Tensor, heads: Heads) -> Tensor:
+        return self.o_proj(merge_heads(self.norm(o)))
+
+    def maps(self, heads: Heads, *, causal: bool, mask: Tensor | None) -> dict[str, Tensor]:
+        visible = visible_keys(self.name, heads, causal=causal, mask=mask)
+        _, _, q2, k2, _, _ = heads.pair
+        A1 = attention_map(heads.q, heads.k, heads.v, causal=causal, mask=mask)
+        A2 = linear_map(q2, k2, visible)
+        lam = per_row(heads.lam, A1)
+        return {"signal": A1, "noise": A2, "lam": lam, "difference": A1 - lam * A2}
+
+    @property
+    def cache_elements_per_token(self) -> int:
+        return 3 * self.h_kv * self.head_dim
+
+    @property
+    def head_counts(self) -> dict[str, int]:
+        return {"heads": self.h, "maps": self.h, "kv_heads": self.h_kv}

@@ -1,4 +1,4 @@
-"""Small parts that several mechanisms have: the weight of the noise, and the norm of a head."""
+"""Parts that several mechanisms share: lam, the head norm, and what follows from two maps."""
 
 import math
 from dataclasses import dataclass
@@ -7,15 +7,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from antiphase.ops import rms_norm, statistics_dtype
+from antiphase.attention.heads import Heads
+from antiphase.ops import attention_maps, rms_norm, statistics_dtype
 
 
 @dataclass(frozen=True)
 class NoiseOptions:
-    """How the noise is weighed and the difference normed.
+    """How V1 and its variants scale the noise and normalise the difference.
 
-    `lam`: "learned", or a number that stays. `lam_init`: "depth" for 0.8 - 0.6 exp(-0.3 layer), or
-    a number. `head_norm`: "rms" (with the factor 1 - lam_init), one learned "scalar", or "none".
+    Args:
+        lam: "learned", or a constant.
+        lam_init: "depth" for 0.8 - 0.6 exp(-0.3 layer), or a constant.
+        head_norm: "rms" (with the factor 1 - lam_init), one learned "scalar", or "none".
+
     """
 
     lam: Literal["learned"] | float = "learned"
@@ -23,8 +27,8 @@ class NoiseOptions:
     head_norm: Literal["rms", "scalar", "none"] = "rms"
 
     def __post_init__(self) -> None:
-        _number_or("lam", self.lam, "learned")
-        _number_or("lam_init", self.lam_init, "depth")
+        _check_number_or("lam", self.lam, "learned")
+        _check_number_or("lam_init", self.lam_init, "depth")
         if self.lam_init != "depth" and self.lam != "learned" and self.head_norm != "rms":
             raise ValueError(
                 f"lam_init={self.lam_init} has no effect when lam is fixed at {self.lam} and "
@@ -34,14 +38,14 @@ class NoiseOptions:
             raise ValueError("lam_init=1 makes the norm's factor 1 - lam_init zero; choose another")
 
 
-def _number_or(name: str, value: Any, word: str) -> None:
+def _check_number_or(name: str, value: Any, word: str) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if value != word and not (number and math.isfinite(value)):
         raise ValueError(f"{name}: got {value!r}, expected {word!r} or a number")
 
 
 def depth_init(layer: int) -> float:
-    """Return lam_init of a layer, counted from 0."""
+    """Return lam_init of a layer, counted from 0: 0.2 for the first, towards 0.8 with depth."""
     return 0.8 - 0.6 * math.exp(-0.3 * layer)
 
 
@@ -60,11 +64,18 @@ class Float32Parameters(nn.Module):
         return super()._apply(keep, recurse)  # type: ignore[no-untyped-call]
 
     def init_parameters(self) -> None:
-        """Set the starting values."""
+        """Set the initial values; models call it again after creating weights on `meta`."""
 
 
 class Lambda(Float32Parameters):
-    """lam = exp(lq1 . lk1) - exp(lq2 . lk2) + lam_init, one number a layer; or a fixed number."""
+    """lam = exp(lq1 . lk1) - exp(lq2 . lk2) + lam_init, one value per layer; or a constant.
+
+    Args:
+        width: of the four vectors; the paper's is the head width d.
+        layer: counted from 0, for `lam_init="depth"`.
+        options: `lam` and `lam_init`.
+
+    """
 
     q1: nn.Parameter
     k1: nn.Parameter
@@ -81,26 +92,34 @@ class Lambda(Float32Parameters):
             self.init_parameters()
 
     def init_parameters(self) -> None:
+        # N(0, 0.1) as published: both exponentials start near 1, so lam starts near lam_init, and
+        # every vector has a gradient, which it would not have at zero.
         for vector in self.parameters(recurse=False):
             nn.init.normal_(vector, 0.0, 0.1)
 
     def forward(self, like: Tensor) -> Tensor:
-        """Return lam, [] in fp32 (or fp64), on the device of `like`."""
+        """Return lam, a scalar in fp32 (fp64 for fp64), on the device of `like`."""
         if self.fixed is not None:
             dtype = statistics_dtype(like.dtype)
             return torch.full((), self.fixed, device=like.device, dtype=dtype)
-        one, two = (self.q1 * self.k1).sum().exp(), (self.q2 * self.k2).sum().exp()
-        return one - two + self.init
+        first, second = (self.q1 * self.k1).sum().exp(), (self.q2 * self.k2).sum().exp()
+        return first - second + self.init
 
     def extra_repr(self) -> str:
         return f"init={self.init:.3f}" if self.fixed is None else f"fixed={self.fixed}"
 
 
 class HeadNorm(Float32Parameters):
-    """The norm of each head's output over its channels, with one gain for all heads.
+    """The norm of each head's output over its channels, with one gain shared by the heads.
 
-    "rms" norms and multiplies by gain and factor; "scalar" multiplies by one number; "none" does
-    nothing.
+    Args:
+        kind: "rms" normalises and multiplies by gain and factor; "scalar" multiplies by one learned
+            value; "none" does nothing.
+        width: channels per head.
+        factor: of "rms". V1 takes 1 - lam_init, so that gradients flow as in standard attention
+            (arXiv 2410.05258). It belongs to the norm: the other kinds have no factor.
+        eps: added to the mean square.
+
     """
 
     def __init__(self, kind: str, width: int, factor: float, eps: float) -> None:
@@ -116,7 +135,7 @@ class HeadNorm(Float32Parameters):
             nn.init.ones_(self.gain)
 
     def forward(self, o: Tensor) -> Tensor:
-        """Return o [..., width], normed."""
+        """Return o [..., width], normalised."""
         if self.kind == "none":
             return o
         if self.kind == "scalar":
@@ -125,3 +144,45 @@ class HeadNorm(Float32Parameters):
 
     def extra_repr(self) -> str:
         return f"{self.kind}, width={self.width}, factor={self.factor:.3f}"
+
+
+def halve_heads(name: str, num_heads: int, num_kv_heads: int) -> tuple[int, int]:
+    """Return the head counts of a mechanism that pairs the baseline's heads.
+
+    Args:
+        name: of the mechanism, for the error.
+        num_heads: of the baseline.
+        num_kv_heads: of the baseline.
+
+    Returns:
+        (h, h_kv), half of each.
+
+    Raises:
+        ValueError: a number of heads is odd.
+
+    """
+    for what, n in {"num_heads": num_heads, "num_kv_heads": num_kv_heads}.items():
+        if n % 2:
+            raise ValueError(
+                f"{what}: {name} pairs the baseline's heads, and {n} cannot be halved; "
+                "use an even number"
+            )
+    return num_heads // 2, num_kv_heads // 2
+
+
+def two_softmax_maps(heads: Heads, *, causal: bool, mask: Tensor | None) -> dict[str, Tensor]:
+    """Return signal, noise, lam and difference of a layer with two softmax maps per head."""
+    A1, A2, difference = attention_maps(*heads.pair, causal=causal, mask=mask)
+    return {"signal": A1, "noise": A2, "lam": per_row(heads.lam, A1), "difference": difference}
+
+
+def per_row(lam: Tensor | None, A: Tensor) -> Tensor:
+    """Return lam expanded to one value per row of a map A [B, h, Tq, Tk]: [B, h, Tq, 1]."""
+    assert lam is not None
+    return lam.expand(*A.shape[:3], 1)
+
+
+def check_at_least_one(name: str, value: int, what: str = "") -> None:
+    """Raise for a count below 1; `what` says what is counted."""
+    if value < 1:
+        raise ValueError(f"{name}: got {value}, expected at least 1{what}")

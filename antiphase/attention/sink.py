@@ -1,20 +1,19 @@
-"""Control: softmax with a learned extra logit a head in the denominator (off-by-one softmax).
+"""Control: softmax with a learned extra logit per head in the denominator (off-by-one softmax).
 
 A[i, j] = exp(s_ij) / (exp(sink) + sum_j' exp(s_ij'))
 """
 
-from typing import Any
-
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from antiphase.attention.heads import Heads
+from antiphase.attention.base import Attention
+from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
 from antiphase.attention.parts import Float32Parameters
-from antiphase.attention.standard import OneMap
+from antiphase.ops import attention, attention_map
 
 
 class SinkLogits(Float32Parameters):
-    """One logit a head. It starts at 0, the off-by-one softmax."""
+    """One logit per head."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -22,17 +21,41 @@ class SinkLogits(Float32Parameters):
         self.init_parameters()
 
     def init_parameters(self) -> None:
-        nn.init.zeros_(self.logits)
+        nn.init.zeros_(self.logits)  # exp(0) = 1: the off-by-one softmax
 
 
-class Sink(OneMap):
-    """Standard attention that may look nowhere."""
+class Sink(Attention):
+    """Standard attention whose weights may sum to less than 1, down to attending to nothing."""
 
     name = "sink"
 
     def build(self) -> None:
-        super().build()
+        D, d, bias = self.hidden_size, self.head_dim, self.bias
+        self.q_proj = nn.Linear(D, self.num_heads * d, bias)
+        self.k_proj = nn.Linear(D, self.num_kv_heads * d, bias)
+        self.v_proj = nn.Linear(D, self.num_kv_heads * d, bias)
+        self.o_proj = nn.Linear(self.num_heads * d, D, bias)
         self.sink = SinkLogits(self.num_heads)
 
-    def extras(self, heads: Heads) -> dict[str, Any]:
-        return {"sink": self.sink.logits}
+    def project(self, inputs: Inputs) -> Heads:
+        x, context, d = inputs.x, inputs.context, self.head_dim
+        q = split_heads(rope(self.q_proj(x), d, inputs.rotary), d)  # [B, h, Tq, d]
+        k = split_heads(rope(self.k_proj(context), d, inputs.key_rotary), d)
+        v = split_heads(self.v_proj(context), d)
+        k, v = extend_cache(inputs.cache, k, v)  # [B, h_kv, Tk, d]
+        return Heads(x, q, k, v)
+
+    def attend(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
+        return attention(
+            heads.q, heads.k, heads.v, sink=self.sink.logits, causal=causal, mask=mask,
+            backend=backend,
+        )  # fmt: skip
+
+    def output(self, o: Tensor, heads: Heads) -> Tensor:
+        return self.o_proj(merge_heads(o))
+
+    def maps(self, heads: Heads, *, causal: bool, mask: Tensor | None) -> dict[str, Tensor]:
+        A = attention_map(
+            heads.q, heads.k, heads.v, sink=self.sink.logits, causal=causal, mask=mask
+        )
+        return {"signal": A, "difference": A}

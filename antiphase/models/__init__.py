@@ -1,4 +1,4 @@
-"""Antiphase in the Hugging Face world; importing this registers it with the Auto classes."""
+"""Hugging Face models with any mechanism; importing this registers them with the Auto classes."""
 
 from transformers import (
     AutoConfig,

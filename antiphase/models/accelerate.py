@@ -1,4 +1,4 @@
-"""Swap the fused op into a differential model of another library, in place, and back."""
+"""Replace the attention of another library's differential model by the fused op, in place."""
 
 import types
 from collections.abc import Callable
@@ -13,30 +13,38 @@ from antiphase.ops import diff_attention
 
 @dataclass(frozen=True)
 class Acceleration:
-    """What `accelerate` changed: the model and its layers. `undo` restores it."""
+    """What `accelerate` changed; `undo` restores it."""
 
     model: nn.Module
-    layers: tuple[nn.Module, ...]
-    forwards: tuple[Callable[..., Any], ...]
-    implementation: str | None
+    layers: tuple[nn.Module, ...]  # whose forward was replaced
+    forwards: tuple[Callable[..., Any], ...]  # the replacements
+    implementation: str | None  # the model's attn_implementation before
 
     def undo(self) -> None:
-        """Give every layer its own forward again, unless it has been given yet another."""
-        mine = [
+        """Restore every layer's own forward, unless it has been replaced again since."""
+        ours = [
             layer
             for layer, forward in zip(self.layers, self.forwards, strict=True)
             if layer.__dict__.get("forward") is forward
         ]
-        for layer in mine:
+        for layer in ours:
             del layer.forward
-        if mine and self.implementation is not None:
+        if ours and self.implementation is not None:
             self.model.set_attn_implementation(self.implementation)  # type: ignore[operator]
 
 
 def accelerate(model: nn.Module) -> Acceleration:
     """Make an existing DiffLlama (transformers) or timm differential model use the fused op.
 
-    Same weights, same outputs. Keep what it returns to `undo()` it.
+    Args:
+        model: changed in place; its weights and outputs stay the same.
+
+    Returns:
+        A handle; its `undo()` restores the model.
+
+    Raises:
+        ValueError: the model has no known differential layer, or is accelerated already.
+
     """
     layers = []
     for layer in model.modules():
@@ -45,19 +53,17 @@ def accelerate(model: nn.Module) -> Acceleration:
             continue
         if "forward" in layer.__dict__:
             raise ValueError(
-                f"{type(model).__name__}: is accelerated already, or patched by others"
+                f"{type(model).__name__}: is accelerated already, or patched by another library"
             )
         layers.append((layer, forward))
     if not layers:
-        wanted = ", ".join(f"{name} of {module}" for module, name in _FORWARDS)
-        raise ValueError(
-            f"{type(model).__name__}: has no layer that accelerate knows; it looked for {wanted}"
-        )
+        known = ", ".join(f"{name} of {module}" for module, name in _FORWARDS)
+        raise ValueError(f"{type(model).__name__}: has no layer that accelerate knows: {known}")
     forwards = tuple(types.MethodType(forward, layer) for layer, forward in layers)
     for (layer, _), bound in zip(layers, forwards, strict=True):
         layer.forward = bound
     implementation = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    if implementation not in (None, "sdpa"):  # other masks are additive squares
+    if implementation not in (None, "sdpa"):  # only sdpa's masks are boolean, or None
         model.set_attn_implementation("sdpa")  # type: ignore[operator]
     return Acceleration(model, tuple(layer for layer, _ in layers), forwards, implementation)
 
@@ -70,7 +76,7 @@ def _diffllama_forward(
     past_key_values: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """DiffLlamaAttention with one fused call: maps paired by halves, V's halves side by side."""
+    """Run DiffLlamaAttention in one fused call: head i paired with i + H/2, V's halves joined."""
     if kwargs.get("output_attentions") or self.config.output_attentions:
         raise ValueError("output_attentions: an accelerated model has no maps; undo() it first")
     from transformers.models.diffllama.modeling_diffllama import apply_rotary_pos_emb
@@ -83,7 +89,7 @@ def _diffllama_forward(
     if past_key_values is not None:
         k, v = past_key_values.update(k, v, self.layer_idx)
     T, causal = q.shape[2], attention_mask is None
-    if causal and 1 < T < k.shape[2]:  # a static cache at its first tokens
+    if causal and 1 < T < k.shape[2]:  # prefill of a static cache: keys behind T are unwritten
         k, v = k[:, :, :T], v[:, :, :T]
     (q1, q2), (k1, k2) = q.chunk(2, dim=1), k.chunk(2, dim=1)
     v = torch.cat(v.chunk(2, dim=1), dim=-1)
@@ -99,11 +105,11 @@ def _diffllama_forward(
 def _timm_forward(
     self: Any, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
 ) -> Tensor:
-    """Timm's DiffAttention with one fused call: adjacent pairs, no positions."""
+    """Run timm's DiffAttention in one fused call: adjacent pairs, no RoPE."""
     if self.training and self.attn_drop_p > 0:
         raise ValueError(
-            f"attn_drop: {self.attn_drop_p} in training, and the fused op writes no map to drop "
-            "from; set it to 0 or undo()"
+            f"attn_drop: {self.attn_drop_p} in training, but the fused op has no map to apply "
+            "dropout to; set it to 0 or undo()"
         )
     h, d = self.num_heads, self.head_dim
     q, k, v = self.qkv(x).chunk(3, dim=2)
@@ -118,11 +124,12 @@ def _timm_forward(
 
 
 def _lambda(layer: Any) -> Tensor:
-    one, two = (
+    """Return lam of a DiffLlamaAttention, rounded as there."""
+    first, second = (
         torch.exp(torch.sum(q * k, dim=-1, dtype=torch.float32)).to(layer.q_proj.weight.dtype)
         for q, k in ((layer.lambda_q1, layer.lambda_k1), (layer.lambda_q2, layer.lambda_k2))
     )
-    return one - two + layer.lambda_init
+    return first - second + layer.lambda_init
 
 
 _FORWARDS: dict[tuple[str, str], Callable[..., Any]] = {

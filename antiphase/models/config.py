@@ -1,13 +1,22 @@
-"""The configuration of a model: a word for its mechanism, sizes, and what surrounds attention."""
+"""The configuration of a model: its mechanism, its sizes, and what surrounds attention."""
 
+import inspect
+import warnings
 from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
 
 from antiphase.attention import Attention, mechanism
+from antiphase.models.config_fields import (
+    check_fields,
+    generation_fields,
+    is_not_implemented,
+    unknown_fields,
+)
+from antiphase.options import nearest
 
-FEED_FORWARDS = {"swiglu": (3, 8 / 3), "relu": (2, 4.0)}  # matrices, default width over D
+FEED_FORWARDS = {"swiglu": (3, 8 / 3), "relu": (2, 4.0)}  # matrices, default width / D
 NORMS = ("rms", "layer")
 POSITIONS = ("rope", "sinusoidal", "none")
 MATCHES = ("parameters", "none")
@@ -16,10 +25,37 @@ MATCHES = ("parameters", "none")
 class AntiphaseConfig(PreTrainedConfig):
     """Configuration of an Antiphase model.
 
-    `attention` names the mechanism and `attention_options` are its own. Heads are the baseline's:
-    the mechanism derives its own. With `match="parameters"` the feed-forward width makes up for
-    what a mechanism costs more or less than standard attention, so that any two mechanisms of one
-    config have equal parameters (`feed_forward_width` is the actual width); with "none" it stays.
+    Args:
+        attention: name of the mechanism, as in `antiphase.attention.MECHANISMS`.
+        attention_options: the mechanism's own options.
+        match: "parameters" changes the feed-forward width so that any two mechanisms have the same
+            number of parameters (`feed_forward_width` is the actual width); "none" keeps it.
+        vocab_size: number of tokens in the vocabulary.
+        hidden_size: D, the width of the residual stream.
+        intermediate_size: feed-forward width before matching; 8/3 D ("swiglu") or 4 D ("relu").
+        num_hidden_layers: number of blocks.
+        num_attention_heads: of standard attention at this size; the mechanism derives its own.
+        num_key_value_heads: the same for keys and values; all heads by default.
+        head_dim: width of the standard heads; hidden_size / num_attention_heads by default.
+        feed_forward: "swiglu" or "relu".
+        norm: "rms" or "layer".
+        position: "rope", "sinusoidal" or "none".
+        rope_parameters: transformers' RoPE settings: `rope_theta`, `rope_type` and its parameters.
+        max_position_embeddings: the context length; RoPE's scaling types use it.
+        rms_norm_eps: of all norms.
+        attention_bias: whether the projections of attention have a bias.
+        initializer_range: standard deviation of the initial weights.
+        tie_word_embeddings: whether the head shares the embedding's weights.
+        use_cache: whether the model returns a KV cache by default.
+        pad_token_id: padding token, whose embedding is zero.
+        bos_token_id: first token of a sequence.
+        eos_token_id: token, or tokens, that end a sequence.
+        **kwargs: fields of transformers' `PreTrainedConfig`.
+
+    Raises:
+        ValueError: a keyword that is unknown, or that names something these models do not
+            implement; a choice that does not exist; sizes that do not fit together.
+
     """
 
     model_type = "antiphase"
@@ -78,6 +114,7 @@ class AntiphaseConfig(PreTrainedConfig):
         _choice("norm", norm, NORMS)
         _choice("position", position, POSITIONS)
         _choice("match", match, MATCHES)
+        check_fields(kwargs, OWN_FIELDS, feed_forward)
         ratio = FEED_FORWARDS[feed_forward][1]
         self.intermediate_size = intermediate_size or max(8, round(ratio * hidden_size / 8) * 8)
         if head_dim is None and num_attention_heads > 0 and hidden_size % num_attention_heads:
@@ -85,15 +122,63 @@ class AntiphaseConfig(PreTrainedConfig):
                 f"num_attention_heads: {num_attention_heads} heads do not divide hidden_size "
                 f"{hidden_size}; change one of them or give head_dim"
             )
+        if (rope_parameters or {}).get("partial_rotary_factor", 1) != 1:
+            raise ValueError(
+                f"rope_parameters: got {rope_parameters}, but RoPE rotates all channels of a head; "
+                "leave partial_rotary_factor out"
+            )
+        kwargs.pop("layer_types", None)  # derived, for DynamicCache(config=...) to read:
         if mechanism(attention).running_state:
-            # transformers' word for a layer with keys, values and a running state
+            # transformers' name for a layer with keys, values and a running state
             self.layer_types = ["hybrid"] * num_hidden_layers
-        kwargs.pop("layer_types", None)
-        _ = self.feed_forward_width  # refuses what does not go together before a model is made
+        _ = self.feed_forward_width  # raises for sizes that do not fit, before a model is built
         super().__init__(**kwargs)
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Return the configuration of a loaded config.json, changed by keywords.
+
+        Args:
+            config_dict: fields and values. An unknown one, perhaps of a later version, is kept with
+                a warning; it is saved again with the configuration.
+            **kwargs: changes of fields; `return_unused_kwargs` as in transformers.
+
+        Raises:
+            ValueError: a keyword is unknown, or the configuration is invalid.
+
+        """
+        changes = {n: v for n, v in kwargs.items() if n in OWN_FIELDS or is_not_implemented(n)}
+        kwargs = {name: value for name, value in kwargs.items() if name not in changes}
+        if not kwargs.get("return_unused_kwargs"):  # else the caller, a model class, raises
+            others = {*kwargs} - {"return_unused_kwargs", "gguf_file"}
+            check_fields(dict.fromkeys(others), OWN_FIELDS, "swiglu")
+        fields = {**config_dict, **changes}
+        for name in generation_fields(fields, OWN_FIELDS):
+            del fields[name]  # transformers drops them as well: they moved to GenerationConfig
+        unknown = {name: fields.pop(name) for name in unknown_fields(fields, OWN_FIELDS)}
+        if unknown:
+            warnings.warn(
+                f"config: unknown fields {', '.join(unknown)} are kept, but have no effect",
+                stacklevel=2,
+            )
+        result = super().from_dict(fields, **kwargs)
+        config = result[0] if isinstance(result, tuple) else result
+        for name, value in unknown.items():
+            setattr(config, name, value)
+        return result
+
+    @classmethod
+    def from_json_file(cls, json_file: Any) -> Any:
+        """Return the configuration of a config.json; unknown fields as in `from_dict`."""
+        return cls.from_dict(cls._dict_from_json_file(json_file))
+
     def attention_layer(self, layer: int = 0) -> Attention:
-        """Return one attention layer of this configuration."""
+        """Return a new attention layer of this configuration.
+
+        Args:
+            layer: index of the block, from 0.
+
+        """
         return self._layer_of(self.attention, self.attention_options, layer)
 
     def _layer_of(self, name: str, options: dict[str, Any], layer: int) -> Attention:
@@ -109,31 +194,38 @@ class AntiphaseConfig(PreTrainedConfig):
         )
         if self.position == "rope" and any(width % 2 for width in module.rotary_widths):
             raise ValueError(
-                f"position: RoPE turns pairs of channels, and {name} has heads of width "
+                f"position: RoPE rotates pairs of channels, and {name} has heads of width "
                 f"{module.rotary_widths}; use even widths, or position='none'"
             )
         return module
 
     @property
     def feed_forward_width(self) -> int:
-        """Return the actual width of the feed-forward layers."""
-        with torch.device("meta"):
-            here = _count(self.attention_layer())
+        """Return the actual width of the feed-forward layers, after matching parameters."""
+        with torch.device("meta"):  # counts parameters without allocating them
+            count = _count(self.attention_layer())
             baseline = _count(self._layer_of("standard", {}, 0))
-        if self.match == "none" or here == baseline:
+        if self.match == "none" or count == baseline:
             return int(self.intermediate_size)
         matrices = FEED_FORWARDS[self.feed_forward][0]
-        # A multiple of 8 is kinder to kernels, where it is fine enough to stay within 0.25%.
+        # Kernels are fast at multiples of 8; wide models stay within 0.25% of the baseline with it.
         step = 8 if self.hidden_size >= 512 else 1
-        surplus = (here - baseline) / (matrices * self.hidden_size)
+        surplus = (count - baseline) / (matrices * self.hidden_size)
         width = round((self.intermediate_size - surplus) / step) * step
         if width < step:
             raise ValueError(
-                f"match: {self.attention} has {here - baseline:,} parameters a layer more than "
+                f"match: {self.attention} has {count - baseline:,} parameters per layer more than "
                 f"standard attention, which a feed-forward layer of width {self.intermediate_size} "
-                "cannot make up for; raise intermediate_size or use match='none'"
+                "cannot compensate; raise intermediate_size or use match='none'"
             )
         return width
+
+
+OWN_FIELDS = tuple(
+    name
+    for name in inspect.signature(AntiphaseConfig.__init__).parameters
+    if name not in ("self", "kwargs")
+)
 
 
 def _count(module: torch.nn.Module) -> int:
@@ -142,4 +234,6 @@ def _count(module: torch.nn.Module) -> int:
 
 def _choice(name: str, value: str, allowed: Any) -> None:
     if value not in allowed:
-        raise ValueError(f"{name}: got {value!r}, allowed are {', '.join(allowed)}")
+        raise ValueError(
+            f"{name}: got {value!r}, allowed are {', '.join(allowed)}{nearest(str(value), allowed)}"
+        )

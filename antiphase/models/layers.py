@@ -1,4 +1,4 @@
-"""What surrounds attention in a block: norms, feed-forward layers, positions, and the block."""
+"""What surrounds attention in a model: norms, feed-forward layers, positions, and the block."""
 
 import copy
 from typing import Any
@@ -12,12 +12,18 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from antiphase.attention.heads import Cache, Rotary
 from antiphase.attention.parts import Float32Parameters
 from antiphase.models.config import AntiphaseConfig
-from antiphase.models.masks import Visible
+from antiphase.models.masks import OpsMask
 from antiphase.ops import rms_norm
 
 
 class RMSNorm(nn.Module):
-    """RMS norm with a gain, in fp32 inside."""
+    """RMS norm with a gain, computed in fp32.
+
+    Args:
+        width: of the last dimension.
+        eps: added to the mean square.
+
+    """
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -25,13 +31,19 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x [..., width], normed."""
+        """Return x [..., width], normalised."""
         gain = self.weight if self.weight.dtype == torch.float64 else self.weight.float()
         return rms_norm(x, gain, self.eps)
 
 
 class SwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x))."""
+    """down(silu(gate(x)) * up(x)).
+
+    Args:
+        hidden_size: D.
+        width: of the hidden layer.
+
+    """
 
     def __init__(self, hidden_size: int, width: int) -> None:
         super().__init__()
@@ -45,7 +57,13 @@ class SwiGLU(nn.Module):
 
 
 class ReLU(nn.Module):
-    """down(relu(up(x))), of the 2017 Transformer."""
+    """down(relu(up(x))), the feed-forward layer of the 2017 Transformer.
+
+    Args:
+        hidden_size: D.
+        width: of the hidden layer.
+
+    """
 
     def __init__(self, hidden_size: int, width: int) -> None:
         super().__init__()
@@ -65,9 +83,15 @@ def norm_of(config: AntiphaseConfig) -> nn.Module:
 
 
 class RotaryPositions(Float32Parameters):
-    """transformers' RoPE (theta and scaling types), for each width of head that a layer has.
+    """transformers' RoPE (theta and scaling types), for each head width that a layer has.
 
-    Its frequencies stay in fp32: a rounded one is off by radians at a thousand tokens.
+    Its frequencies stay in fp32: rounded to bf16, an angle is off by radians after a thousand
+    tokens.
+
+    Args:
+        config: of the model, with its `rope_parameters`.
+        widths: of the heads that RoPE rotates.
+
     """
 
     def __init__(self, config: AntiphaseConfig, widths: tuple[int, ...]) -> None:
@@ -76,7 +100,7 @@ class RotaryPositions(Float32Parameters):
         self.by_width = nn.ModuleList(_rotary_of(config, width) for width in widths)
 
     def forward(self, x: Tensor, positions: Tensor) -> Rotary:
-        """Return cos and sin [B | 1, T, width] by width."""
+        """Return cos and sin [B | 1, T, width] by width, at positions [B | 1, T]."""
         return {
             width: embedding(x, position_ids=positions)
             for width, embedding in zip(self.widths, self.by_width, strict=True)
@@ -86,19 +110,36 @@ class RotaryPositions(Float32Parameters):
 def _rotary_of(config: AntiphaseConfig, width: int) -> LlamaRotaryEmbedding:
     if width != config.head_dim:
         config = copy.copy(config)
-        config.head_dim = width
+        config.head_dim = width  # the only way to tell LlamaRotaryEmbedding a width
     return LlamaRotaryEmbedding(config)
 
 
 def sinusoidal(positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """Return the 2017 Transformer's position codes [B | 1, T, width]: sines, then cosines."""
+    """Return the 2017 Transformer's position encodings: sines, then cosines.
+
+    Args:
+        positions: [B | 1, T].
+        width: D.
+        dtype: of the result; angles are computed in fp32.
+
+    Returns:
+        [B | 1, T, D].
+
+    """
     half = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32)
     angles = positions[..., None].float() * 10000.0 ** (-half / width)
     return torch.cat([angles.sin(), angles.cos()], dim=-1)[..., :width].to(dtype)
 
 
 class Block(GradientCheckpointingLayer):
-    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+    """x + attention(norm(x)), then x + feed_forward(norm(x)).
+
+    Args:
+        config: of the model.
+        layer: index of the block, from 0.
+        width: of the feed-forward layer.
+
+    """
 
     def __init__(self, config: AntiphaseConfig, layer: int, width: int) -> None:
         super().__init__()
@@ -112,22 +153,35 @@ class Block(GradientCheckpointingLayer):
         self,
         x: Tensor,
         *,
-        visible: Visible,
+        mask: OpsMask,
         rotary: Rotary,
         cache: Cache | None,
         backend: str,
-        return_maps: bool,
-    ) -> tuple[Tensor, dict[str, Tensor] | None]:
-        """Return [B, T, D] and the maps of this layer's attention, if asked for."""
+        return_map: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run one block.
+
+        Args:
+            x: [B, T, D].
+            mask: and the causal flag.
+            rotary: RoPE's cos and sin; empty without RoPE.
+            cache: of this layer, or None.
+            backend: of `antiphase.ops`.
+            return_map: also return the attention map.
+
+        Returns:
+            [B, T, D], and the map that is applied to V, [B, h, T, Tk], or None.
+
+        """
         out: Any = self.self_attn(
             self.input_layernorm(x),
-            causal=visible.causal,
-            mask=visible.mask,
+            causal=mask.causal,
+            mask=mask.mask,
             rotary=rotary,
             cache=cache,
             backend=backend,
-            return_maps=return_maps,
+            return_maps=return_map,
         )
-        out, maps = out if return_maps else (out, None)
+        out, maps = out if return_map else (out, {})
         x = x + out
-        return x + self.mlp(self.post_attention_layernorm(x)), maps
+        return x + self.mlp(self.post_attention_layernorm(x)), maps.get("difference")

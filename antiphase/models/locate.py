@@ -1,4 +1,4 @@
-"""From the name that a user gives to the place where a model is: every command uses this.
+"""Find the model that a user names; every command uses this.
 
 A name is one of: a model that ships with the package, `smollm2`, a folder with a config.json, the
 folder of a training run, or a name on the Hugging Face hub.
@@ -80,7 +80,7 @@ def _require_on_hub(name: str) -> None:
             raise ValueError(f"{name}: is not on this machine, and HF_HUB_OFFLINE is set")
         HfApi().model_info(name, timeout=HUB_TIMEOUT)
     except HFValidationError as error:
-        raise ValueError(f"{name}: is no name of a model{_suggestion(name)}") from error
+        raise ValueError(f"{name}: is not a valid name of a model{_suggestion(name)}") from error
     except RepositoryNotFoundError as error:
         raise ValueError(f"{name}: the hub has no such model{_suggestion(name)}") from error
     except ValueError as error:

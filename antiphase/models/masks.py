@@ -1,6 +1,6 @@
-"""Who sees whom: from transformers' attention masks to the mask and flag of the ops."""
+"""From transformers' attention masks to the mask and causal flag of the ops."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,38 +10,47 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, create_caus
 from antiphase.models.config import AntiphaseConfig
 
 BACKENDS = ("auto", "reference", "sdpa", "fused_cpu")
-for _name in BACKENDS:  # every backend takes boolean masks, or none where causality says it all
+for _name in BACKENDS:  # boolean masks, or None where the causal flag is enough
     ALL_MASK_ATTENTION_FUNCTIONS.register(_name, sdpa_mask)
 
 
-@dataclass(frozen=True)
-class Visible:
-    """`mask` as the ops take it (True: may attend), beside causality aligned to the last key."""
+class OpsMask(NamedTuple):
+    """A mask as the ops take it."""
 
-    mask: Tensor | None
-    causal: bool
+    mask: Tensor | None  # [B, 1, Tq | 1, Tk], True: attend
+    causal: bool  # aligned to the last key
 
 
-def visibility(
+def ops_mask(
     config: AntiphaseConfig,
     x: Tensor,
     attention_mask: Tensor | None,
     cache: Cache | None,
     positions: Tensor,
-) -> Visible:
-    """Return what the queries of x [B, T, D] may see.
+) -> OpsMask:
+    """Return which keys the tokens of x may attend to.
 
-    Padding stays a row of keys [B, 1, 1, Tk] beside the causal flag, which kernels like best; only
-    static caches, packed texts and masks of the user's own need the whole square.
+    A padding mask stays one row of keys [B, 1, 1, Tk] beside the causal flag, which the fast
+    kernels support. Only static caches, packed sequences and a caller's own 4-dimensional mask
+    need the full [B, 1, Tq, Tk].
+
+    Args:
+        config: of the model.
+        x: [B, Tq, D], the embedded tokens.
+        attention_mask: None, a padding mask [B, Tk] or a mask [B, 1, Tq, Tk].
+        cache: the KV cache, before x is appended; None without one.
+        positions: [B | 1, Tq]; positions that start again mark packed sequences.
+
     """
-    growing = cache is not None and not cache.is_compileable
-    if attention_mask is None and growing:
-        return Visible(None, causal=True)
-    if attention_mask is not None and attention_mask.dim() == 2 and (growing or cache is None):
+    dynamic = cache is not None and not cache.is_compileable
+    if attention_mask is None and dynamic:
+        return OpsMask(None, causal=True)
+    if attention_mask is not None and attention_mask.dim() == 2 and (dynamic or cache is None):
         padding = attention_mask.to(device=x.device, dtype=torch.bool)
+        # Without padding, no mask at all is faster. A compiled graph cannot branch on values.
         if not torch.compiler.is_compiling() and bool(padding.all()):
-            return Visible(None, causal=True)
-        return Visible(padding[:, None, None, :], causal=True)
+            return OpsMask(None, causal=True)
+        return OpsMask(padding[:, None, None, :], causal=True)
     mask = create_causal_mask(
         config=config,
         inputs_embeds=x,
@@ -49,4 +58,4 @@ def visibility(
         past_key_values=cache,
         position_ids=positions,
     )
-    return Visible(mask, causal=mask is None)
+    return OpsMask(mask, causal=mask is None)

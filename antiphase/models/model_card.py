@@ -14,7 +14,7 @@ tags:
 
 # {title}
 
-A model with `{attention}` attention, made with Antiphase.
+A model with `{attention}` attention, created with Antiphase.
 
 ```python
 import antiphase.models  # registers the architecture
@@ -30,15 +30,21 @@ model = {auto}.from_pretrained("path/to/this/model")
 | layers x width | {layers} x {width} |
 | heads | {heads} |
 | feed-forward | {feed_forward}, width {feed_forward_width} |
-| vocabulary | {vocabulary:,} |
+| vocabulary size | {vocabulary:,} |
 """
 
 
-_GENERATED = "This model card has been automatically generated"  # transformers' own
+_GENERATED = "This model card has been automatically generated"  # in transformers' own card
 
 
 def write_card(model: Any, folder: str | Path) -> None:
-    """Write README.md into a saved model's folder, unless somebody has written one."""
+    """Write README.md into a saved model's folder; keep one that a person wrote.
+
+    Args:
+        model: an Antiphase model.
+        folder: where it was saved.
+
+    """
     path = Path(folder) / "README.md"
     if not path.parent.is_dir():
         return

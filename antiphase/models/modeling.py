@@ -8,18 +8,20 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from antiphase.attention import Attention, mechanism
 from antiphase.attention.parts import Float32Parameters
 from antiphase.models.cache import LayerCache
 from antiphase.models.config import AntiphaseConfig
 from antiphase.models.layers import Block, RotaryPositions, norm_of, sinusoidal
-from antiphase.models.masks import BACKENDS, visibility
+from antiphase.models.masks import BACKENDS, ops_mask
 from antiphase.models.model_card import MODEL_TAGS, write_card
 
 
 class AntiphasePreTrainedModel(PreTrainedModel):
-    """What all Antiphase models share: loading, saving, initialisation and the backend's name."""
+    """What all Antiphase models share: loading, saving, initialisation, backends, outputs."""
 
     config_class = AntiphaseConfig
     base_model_prefix = "model"
@@ -27,12 +29,26 @@ class AntiphasePreTrainedModel(PreTrainedModel):
     _no_split_modules = ["Block"]  # noqa: RUF012
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _can_compile_fullgraph = True
+    # What `output_hidden_states` and `output_attentions` collect: a block's two results.
+    _can_record_outputs = {  # noqa: RUF012
+        "hidden_states": OutputRecorder(Block, index=0),
+        "attentions": OutputRecorder(Block, index=1),
+    }
     model_tags = MODEL_TAGS
 
     def get_correct_attn_implementation(
         self, requested_attention: str | None, is_init_check: bool = False
     ) -> str:
-        """Return the backend of the ops; "eager" is taken for the reference."""
+        """Return the backend of the ops for transformers' `attn_implementation`.
+
+        Args:
+            requested_attention: a backend's name; None for "auto", "eager" for "reference".
+            is_init_check: not used; part of transformers' interface.
+
+        Raises:
+            ValueError: there is no such backend.
+
+        """
         name = {None: "auto", "eager": "reference"}.get(requested_attention, requested_attention)
         if name not in BACKENDS:
             raise ValueError(
@@ -41,12 +57,17 @@ class AntiphasePreTrainedModel(PreTrainedModel):
         return str(name)
 
     def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
+        super()._init_weights(module)  # N(0, initializer_range), zero biases, norms of ones
         if isinstance(module, Float32Parameters):
-            module.init_parameters()
+            module.init_parameters()  # lambdas, gains and logits have initial values of their own
 
     def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
-        """Return optimiser groups: matrices decay; lambdas, gains, embeddings and biases do not."""
+        """Return optimiser groups: matrices decay; lambdas, gains, embeddings and biases do not.
+
+        Args:
+            weight_decay: of the matrices.
+
+        """
         embeddings = {id(m.weight) for m in self.modules() if isinstance(m, nn.Embedding)}
         decayed: list[Tensor] = []
         kept: list[Tensor] = []
@@ -67,12 +88,17 @@ class AntiphasePreTrainedModel(PreTrainedModel):
         return result
 
     def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
-        write_card(self, working_dir)  # `push_to_hub` has just put a generic one there
+        write_card(self, working_dir)  # in place of the generic one that `push_to_hub` has written
         return super()._upload_modified_files(working_dir, *args, **kwargs)
 
 
 class AntiphaseModel(AntiphasePreTrainedModel):
-    """The stack of blocks: tokens to hidden states."""
+    """The stack of blocks: tokens to hidden states.
+
+    Args:
+        config: of the model.
+
+    """
 
     def __init__(self, config: AntiphaseConfig) -> None:
         super().__init__(config)
@@ -85,6 +111,7 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         if config.position == "rope":
             self.rotary = RotaryPositions(config, config.attention_layer().rotary_widths)
         self.gradient_checkpointing = False
+        # transformers casts weights while it loads them, past `Float32Parameters._apply`.
         self._keep_in_fp32_modules_strict = {
             f"self_attn.{name}."
             for name, part in self.attention_layers[0].named_modules()
@@ -92,6 +119,9 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         }
         self.post_init()
 
+    # `use_cache` from the configuration; hidden states, attentions and tuples on request.
+    @merge_with_config_defaults  # type: ignore[untyped-decorator]
+    @capture_outputs  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -100,59 +130,58 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         **kwargs: Any,
-    ) -> BaseModelOutputWithPast | tuple[Any, ...]:
-        """Return the hidden states; attentions are the maps that meet V (the differences)."""
+    ) -> BaseModelOutputWithPast:
+        """Return the hidden states.
+
+        Args:
+            input_ids: tokens [B, T]; or give `inputs_embeds`.
+            attention_mask: padding mask [B, Tk], or a mask [B, 1, T, Tk] (True: attend).
+            position_ids: [B | 1, T]; by default they continue the cache. Positions that start
+                again mark packed sequences.
+            past_key_values: the KV cache.
+            inputs_embeds: embedded tokens [B, T, D] in place of `input_ids`.
+            use_cache: return the KV cache; the configuration's by default.
+            **kwargs: `output_hidden_states`, `output_attentions` and `return_dict`. The attentions
+                are the maps that are applied to V: for a differential layer the differences.
+
+        Returns:
+            `last_hidden_state` [B, T, D], and what was requested beside.
+
+        """
         config = self.config
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("input_ids, inputs_embeds: give exactly one of them")
-        use_cache = config.use_cache if use_cache is None else use_cache
-        if self.gradient_checkpointing and self.training:
-            use_cache = False
-        maps = config.output_attentions if output_attentions is None else output_attentions
-        states = (
-            config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        )
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=config)
         if position_ids is None:
-            seen = 0 if past_key_values is None else past_key_values.get_seq_length()
-            position_ids = (torch.arange(x.shape[1], device=x.device) + seen)[None]
+            past = 0 if past_key_values is None else past_key_values.get_seq_length()
+            position_ids = (torch.arange(x.shape[1], device=x.device) + past)[None]
         self._check_cache(past_key_values)
-        visible = visibility(config, x, attention_mask, past_key_values, position_ids)
+        mask = ops_mask(config, x, attention_mask, past_key_values, position_ids)
         rotary = {}
         if config.position == "rope":
             rotary = self.rotary(x, position_ids)
         elif config.position == "sinusoidal":
             x = x + sinusoidal(position_ids, config.hidden_size, x.dtype)
-        all_states, all_maps = [x], []
+        return_map = bool(kwargs.get("output_attentions", config.output_attentions))
         for i, block in enumerate(self.layers):
             cache = None
             if past_key_values is not None:
-                cache = LayerCache(past_key_values, i, first=visible.mask is None)
-            x, layer_maps = block(
+                cache = LayerCache(past_key_values, i, causal=mask.mask is None)
+            x, _ = block(
                 x,
-                visible=visible,
+                mask=mask,
                 rotary=rotary,
                 cache=cache,
                 backend=config._attn_implementation,
-                return_maps=bool(maps),
+                return_map=return_map,
             )
-            all_states.append(x)
-            if layer_maps is not None:
-                all_maps.append(layer_maps["difference"])
-        x = self.norm(x)
-        output = BaseModelOutputWithPast(
-            last_hidden_state=x,
+        return BaseModelOutputWithPast(
+            last_hidden_state=self.norm(x),
             past_key_values=past_key_values if use_cache else None,
-            hidden_states=(*all_states[:-1], x) if states else None,
-            attentions=tuple(all_maps) if maps else None,
         )
-        return output.to_tuple() if return_dict is False else output
 
     @property
     def attention_layers(self) -> list[Attention]:
@@ -169,17 +198,24 @@ class AntiphaseModel(AntiphasePreTrainedModel):
 
 
 class AntiphaseForCausalLM(AntiphasePreTrainedModel, GenerationMixin):
-    """A language model: the stack and a head over the vocabulary."""
+    """A causal language model: the stack of blocks and a head over the vocabulary.
+
+    Args:
+        config: of the model.
+
+    """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: AntiphaseConfig) -> None:
         super().__init__(config)
         self.model = AntiphaseModel(config)
-        self._is_stateful = mechanism(config.attention).running_state  # no going back in decoding
+        # A running state cannot drop tokens again: no assisted decoding or prompt lookup.
+        self._is_stateful = mechanism(config.attention).running_state
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -190,12 +226,26 @@ class AntiphaseForCausalLM(AntiphasePreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """Return logits [B, T, vocabulary], and with `labels` the loss of each next token."""
+    ) -> CausalLMOutputWithPast:
+        """Return the logits, and with `labels` the loss.
+
+        Args:
+            input_ids: tokens [B, T]; or give `inputs_embeds`.
+            attention_mask: padding mask [B, Tk], or a mask [B, 1, T, Tk] (True: attend).
+            position_ids: [B | 1, T]; by default they continue the cache.
+            past_key_values: the KV cache.
+            inputs_embeds: embedded tokens [B, T, D] in place of `input_ids`.
+            labels: [B, T], the tokens themselves (they are shifted here); -100 is ignored.
+            use_cache: return the KV cache; the configuration's by default.
+            logits_to_keep: only the last so many positions, or positions [n]; 0 for all.
+            **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`, and what
+                transformers' loss function takes.
+
+        Returns:
+            `logits` [B, T, vocabulary], `loss`, and what was requested beside.
+
+        """
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -203,8 +253,7 @@ class AntiphaseForCausalLM(AntiphasePreTrainedModel, GenerationMixin):
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
+            **kwargs,
         )
         x = outputs.last_hidden_state
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -214,18 +263,20 @@ class AntiphaseForCausalLM(AntiphasePreTrainedModel, GenerationMixin):
             loss = self.loss_function(
                 logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
             )
-        output = CausalLMOutputWithPast(
+        return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
-        return output.to_tuple() if return_dict is False else output
 
 
 class AntiphaseForSequenceClassification(
     GenericForSequenceClassification,
     AntiphasePreTrainedModel,
 ):
-    """A classifier of whole texts: the stack and a head on the last token that counts."""
+    """A classifier of sequences: the stack of blocks and a head on the last token of each.
+
+    Padding behind the last token is found by `pad_token_id`.
+    """

@@ -1,13 +1,14 @@
-"""Model sizes by name: small ones for a laptop, and the paper's (arXiv 2410.05258)."""
+"""Model sizes by name: small ones for a laptop, and those of the paper (arXiv 2410.05258)."""
 
 from typing import Any
 
 from antiphase.models.config import AntiphaseConfig
+from antiphase.options import nearest
 
 _PAPER = {"vocab_size": 100_288, "max_position_embeddings": 4096}
 
-# Heads are the baseline's; a differential layer of V1's kind has half of them.
-_SHAPES = {  # width, layers, heads
+# Heads are those of standard attention; V1 and its variants have half of them.
+_SHAPES = {  # hidden_size, num_hidden_layers, num_attention_heads
     "nano": (128, 2, 4),
     "micro": (256, 4, 8),
     "mini": (384, 6, 12),
@@ -31,8 +32,20 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def preset(name: str, attention: str = "diff_v2", **changes: Any) -> AntiphaseConfig:
-    """Return the configuration of a preset, with a mechanism and any field changed."""
+    """Return the configuration of a preset.
+
+    Args:
+        name: of the preset, as in `PRESETS`.
+        attention: name of the mechanism.
+        **changes: any field of `AntiphaseConfig`.
+
+    Raises:
+        ValueError: no such preset, mechanism or field; says what is allowed.
+
+    """
     if name not in PRESETS:
-        raise ValueError(f"preset: got {name!r}, allowed are {', '.join(PRESETS)}")
+        raise ValueError(
+            f"preset: got {name!r}, allowed are {', '.join(PRESETS)}{nearest(name, PRESETS)}"
+        )
     fields = {**PRESETS[name], "tie_word_embeddings": True, **changes}
     return AntiphaseConfig(attention=attention, **fields)

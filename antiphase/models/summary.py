@@ -1,4 +1,4 @@
-"""What a configuration costs: parameters by part, cache bytes and FLOPs a token."""
+"""What a configuration costs: parameters by part, and cache bytes and FLOPs per token."""
 
 from dataclasses import dataclass
 
@@ -15,16 +15,23 @@ _PROJECTIONS = tuple(f"self_attn.{name}_proj." for name in "qkvo")
 class Summary:
     """The costs of one configuration."""
 
-    heads: dict[str, int]
+    heads: dict[str, int]  # that the mechanism derived
     feed_forward_width: int
     parameters: dict[str, int]  # by part, and their total
-    cache_bytes: int  # a token
-    state_bytes: int  # constant, of a running noise branch
-    flops: int  # of one more token at the context length
+    cache_bytes: int  # per token
+    state_bytes: int  # constant; of mechanisms with running noise
+    flops: int  # of decoding one token at the context length
 
 
 def summarise(config: AntiphaseConfig, context: int, dtype: torch.dtype) -> Summary:
-    """Return the costs of a model: one more token after `context` others, a cache in `dtype`."""
+    """Return what a model costs, without allocating its weights.
+
+    Args:
+        config: of the model.
+        context: number of tokens in the cache when one more is decoded.
+        dtype: of the cache.
+
+    """
     with torch.device("meta"):
         model = AntiphaseForCausalLM(config).eval()
     layer = model.model.attention_layers[0]
@@ -34,18 +41,23 @@ def summarise(config: AntiphaseConfig, context: int, dtype: torch.dtype) -> Summ
         heads=layer.head_counts,
         feed_forward_width=config.feed_forward_width,
         parameters=parameter_table(model),
-        cache_bytes=layers * layer.cache_numbers * dtype.itemsize,
+        cache_bytes=layers * layer.cache_elements_per_token * dtype.itemsize,
         state_bytes=state,
         flops=flops,
     )
 
 
 def parameter_table(model: AntiphaseForCausalLM) -> dict[str, int]:
-    """Return the number of parameters by part of the model, and the total."""
+    """Return the number of parameters by part of the model, and the total.
+
+    Args:
+        model: may be on the `meta` device.
+
+    """
     parts = dict.fromkeys(
-        ("embeddings", "attention: q, k, v, o", "attention: its own", "feed-forward", "norms"), 0
+        ("embeddings", "attention: q, k, v, o", "attention: other", "feed-forward", "norms"), 0
     )
-    for name, parameter in model.named_parameters():  # tied weights come once
+    for name, parameter in model.named_parameters():  # tied weights are listed once
         parts[_part(name)] = parts.get(_part(name), 0) + parameter.numel()
     return {**parts, "total": sum(parts.values())}
 
@@ -57,14 +69,14 @@ def _part(name: str) -> str:
         return "head"
     if ".self_attn." in name:
         common = any(projection in name for projection in _PROJECTIONS)
-        return "attention: q, k, v, o" if common else "attention: its own"
+        return "attention: q, k, v, o" if common else "attention: other"
     return "feed-forward" if ".mlp." in name else "norms"
 
 
 @torch.no_grad()
 def _decode(model: AntiphaseForCausalLM, context: int) -> tuple[int, int]:
-    """Return the FLOPs of one token after `context` others, and the bytes of the running state."""
-    model.set_attn_implementation("reference")
+    """Return the FLOPs of decoding one token after `context`, and the running state's bytes."""
+    model.set_attn_implementation("reference")  # matmuls that the FLOP counter sees
     ids = torch.zeros(1, context, dtype=torch.long, device="meta")
     cache = model(ids, use_cache=True, logits_to_keep=1).past_key_values
     with FlopCounterMode(display=False) as counter:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from antiphase.models.attention_hooks import Call, listening
+from antiphase.models.attention_hooks import AttentionCall, attention_hook
 from antiphase.pretrained.structure import AttentionPart
 
 ROWS = 64  # of a map that are held at once
@@ -22,7 +22,7 @@ def head_entropy(model: PreTrainedModel, texts: Tensor) -> list[Tensor]:
     try:
         for text in texts.to(model.device).split(1):
             layers: list[Tensor] = []
-            with listening(model, lambda call, kept=layers: kept.append(_entropy(call))):  # type: ignore[misc]
+            with attention_hook(model, lambda call, kept=layers: kept.append(_entropy(call))):  # type: ignore[misc]
                 model(input_ids=text, use_cache=False)
             totals = [a + b for a, b in zip(totals, layers, strict=True)] if totals else layers
     finally:
@@ -35,7 +35,7 @@ def head_entropy(model: PreTrainedModel, texts: Tensor) -> list[Tensor]:
     return [total / len(texts) for total in totals]
 
 
-def _entropy(call: Call) -> Tensor:
+def _entropy(call: AttentionCall) -> Tensor:
     """Return the mean entropy of a layer's rows, [h], for one text."""
     T = call.q.shape[2]
     total = torch.zeros(call.q.shape[1], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Mechanisms that become one another at the ends of their options, and their noise."""
+"""Where options make one mechanism equal to another, and what kind of noise each has."""
 
 import math
 
@@ -50,7 +50,7 @@ def test_grouped_at_one_to_one_is_v1(kv_heads):
     torch.testing.assert_close(grouped(tokens(), causal=True), v1(tokens(), causal=True))
 
 
-def test_grouped_shares_one_noise_map_in_a_group():
+def test_grouped_shares_one_noise_map_per_group():
     _, maps = small("grouped", ratio=3)(tokens(), causal=True, return_maps=True)
     noise = maps["noise"].unflatten(1, (2, 3))
     assert torch.equal(noise[:, :, :1].expand_as(noise), noise)
@@ -81,7 +81,7 @@ def test_fixed_noise_does_not_depend_on_the_query(gate):
         assert "gate_proj" not in dict(layer.named_modules())
 
 
-def test_low_dim_noise_is_v1_where_its_width_is_the_heads():
+def test_low_dim_noise_of_the_heads_width_is_v1():
     narrow, v1 = LowDimNoise(64, 8, rank=8, rope_theta=1e4), DiffV1(64, 8, rope_theta=1e4)
     with torch.no_grad():
         for side in "qk":
@@ -95,18 +95,18 @@ def test_low_dim_noise_is_v1_where_its_width_is_the_heads():
     torch.testing.assert_close(narrow(x, causal=True), v1(x, causal=True), atol=1e-5, rtol=1e-5)
 
 
-def test_top_k_sees_k_keys_and_with_all_of_them_is_standard():
+def test_top_k_attends_to_k_keys_and_with_all_of_them_is_standard():
     layer, plain = TopK(64, 8, k=3), Standard(64, 8)
     plain.load_state_dict(layer.state_dict())
     _, maps = layer(tokens(), causal=True, return_maps=True)
-    seen = (maps["signal"] > 0).sum(-1)
-    assert torch.equal(seen, torch.arange(1, 22).clamp_max(3).expand_as(seen))
+    attended = (maps["signal"] > 0).sum(-1)
+    assert torch.equal(attended, torch.arange(1, 22).clamp_max(3).expand_as(attended))
     every = TopK(64, 8, k=1000)
     every.load_state_dict(layer.state_dict())
     torch.testing.assert_close(every(tokens(), causal=True), plain(tokens(), causal=True))
 
 
-def test_sink_with_a_very_negative_logit_and_open_gates_are_standard():
+def test_sink_with_a_very_negative_logit_and_equal_gates_are_standard():
     x, plain = tokens(), Standard(64, 8)
     sink, gated = Sink(64, 8), Gated(64, 8, elementwise=True)
     for layer in (sink, gated):
@@ -130,7 +130,7 @@ def test_half_dim_splits_the_same_weights_into_twice_the_heads():
     assert maps["signal"].shape[1] == 16
 
 
-def test_lambda_starts_by_depth_and_its_factor_goes_with_the_norm():
+def test_lambda_starts_by_depth_and_its_factor_belongs_to_the_norm():
     assert [round(depth_init(i), 3) for i in range(4)] == [0.2, 0.356, 0.471, 0.556]
     layer = small("diff_v1", layer=2)
     lam = layer.lam(tokens())
@@ -159,7 +159,7 @@ def test_the_head_norm_has_three_forms(norm, gains):
     torch.testing.assert_close(layer.norm(o), want)
 
 
-def test_v2_reads_lambda_from_each_token():
+def test_v2_projects_lambda_from_each_token():
     layer = DiffV2(64, 8)
     _, maps = layer(tokens(), causal=True, return_maps=True)
     lam = maps["lam"]

@@ -1,4 +1,4 @@
-"""What holds for every mechanism, by itself and without a model around it."""
+"""What holds for every mechanism as a layer, without a model around it."""
 
 import pytest
 import torch
@@ -10,6 +10,8 @@ from tests.attention.cases import NAMES, SMALL, small, tokens
 
 each = pytest.mark.parametrize("name", NAMES)
 grouping = pytest.mark.parametrize("kv_heads", [8, 4], ids=["mha", "gqa"])
+# Numerical gradients cost a forward pass per weight: the narrow layer stands for the wide one.
+widths = pytest.mark.parametrize("width", [8, pytest.param(16, marks=pytest.mark.slow)])
 order = pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 
 
@@ -19,20 +21,29 @@ def padding(B: int = 2, T: int = 21) -> torch.Tensor:
     return mask
 
 
+def tiny(name: str, width: int) -> torch.nn.Module:
+    """Return a layer of 4 heads in fp64, for numerical gradients."""
+    torch.manual_seed(0)
+    options = {**SMALL.get(name, {}), "rope_theta": 1e2}
+    if width == 8 and name == "low_dim_noise":
+        options["rank"] = 2
+    return MECHANISMS[name](width, 4, **options).double()
+
+
 def heads_of(layer, x, context=None):
-    rotary = layer._own_rotary(x, context, None)
+    rotary = layer._default_rotary(x, context, None)
     return layer.project(Inputs(x, x if context is None else context, rotary, rotary, None))
 
 
 @each
 @grouping
 @order
-@pytest.mark.parametrize("mask", [None, padding()], ids=["whole", "padded"])
-def test_maps_times_v_are_each_heads_output(name, kv_heads, causal, mask):
+@pytest.mark.parametrize("mask", [None, padding()], ids=["unpadded", "padded"])
+def test_the_difference_applied_to_v_is_each_heads_output(name, kv_heads, causal, mask):
     layer, x = small(name, kv_heads, rope_theta=1e4), tokens()
     heads = heads_of(layer, x)
     mask = None if mask is None else mask[:, None, None, :]
-    o = layer.mix(heads, causal=causal, mask=mask, backend="auto")
+    o = layer.attend(heads, causal=causal, mask=mask, backend="auto")
     A = layer.maps(heads, causal=causal, mask=mask)["difference"]
     torch.testing.assert_close(o, A @ repeat_heads(heads.v, A.shape[1]), atol=2e-6, rtol=1e-5)
 
@@ -83,21 +94,22 @@ def test_the_backends_agree_in_output_and_gradients(name):
 
 
 @each
-def test_gradients_are_those_of_the_formula(name):
-    layer = MECHANISMS[name](16, 4, **{**SMALL.get(name, {}), "rope_theta": 1e2}).double()
-    x = tokens(1, 5, 16, torch.float64).requires_grad_()
+@widths
+def test_gradients_are_those_of_the_formula(name, width):
+    layer = tiny(name, width)
+    x = tokens(1, 5, width, torch.float64).requires_grad_()
     assert torch.autograd.gradcheck(
         lambda x, *_: layer(x, causal=True, backend="reference"), (x, *layer.parameters())
     )
 
 
 @each
-def test_cross_attention_reads_another_text(name):
+def test_cross_attention_attends_to_the_context(name):
     layer, x, context = small(name), tokens(T=9), tokens(T=21)
     out = layer(x, context)
     assert out.shape == (2, 9, 64)
     swapped = torch.cat([context[:, 10:], context[:, :10]], dim=1)
-    torch.testing.assert_close(layer(x, swapped), out, atol=1e-5, rtol=1e-4)  # a set, no order
+    torch.testing.assert_close(layer(x, swapped), out, atol=1e-5, rtol=1e-4)  # order-free
     cut = padding(T=21)
     torch.testing.assert_close(
         layer(x, context, mask=cut)[:1], layer(x[:1], context[:1, 4:]), atol=1e-5, rtol=1e-4
@@ -107,21 +119,21 @@ def test_cross_attention_reads_another_text(name):
 
 
 @each
-def test_rope_makes_it_see_order_and_only_differences_of_position(name):
-    plain, turned = small(name), small(name, rope_theta=1e4)
+def test_rope_depends_on_relative_positions_alone(name):
+    plain, rotated = small(name), small(name, rope_theta=1e4)
     x = tokens(1, 12)
     back = torch.arange(11, -1, -1)
     torch.testing.assert_close(plain(x[:, back])[:, back], plain(x), atol=1e-5, rtol=1e-4)
-    if name != "fixed_noise":  # its noise is a set, its signal is not
-        assert not torch.allclose(turned(x[:, back])[:, back], turned(x), atol=1e-4)
-    later = {w: [t[:, 30:42] for t in rotary_table(50, w)] for w in turned.rotary_widths}
+    if name != "fixed_noise":  # its noise ignores order, its signal does not
+        assert not torch.allclose(rotated(x[:, back])[:, back], rotated(x), atol=1e-4)
+    later = {w: [t[:, 30:42] for t in rotary_table(50, w)] for w in rotated.rotary_widths}
     torch.testing.assert_close(
-        turned(x, causal=True, rotary=later), turned(x, causal=True), atol=1e-4, rtol=1e-4
+        rotated(x, causal=True, rotary=later), rotated(x, causal=True), atol=1e-4, rtol=1e-4
     )
 
 
 @each
-def test_positions_of_a_context_are_the_callers(name):
+def test_a_context_needs_rotary_from_the_caller(name):
     with pytest.raises(ValueError, match="rotary: with a context"):
         small(name, rope_theta=1e4)(tokens(), tokens())
 
@@ -132,7 +144,7 @@ def test_a_layer_shows_its_heads(name):
 
 
 @each
-def test_sixteen_bits_keep_lambdas_gains_and_logits_in_fp32(name):
+def test_casting_to_bf16_keeps_lambdas_gains_and_logits_in_fp32(name):
     layer = small(name).to(torch.bfloat16)
     matrices = [p for p in layer.parameters() if p.dim() == 2]
     vectors = [p for p in layer.parameters() if p.dim() < 2]
@@ -145,7 +157,7 @@ def test_sixteen_bits_keep_lambdas_gains_and_logits_in_fp32(name):
         torch.testing.assert_close(got.float(), exact(tokens(), causal=True), atol=0.05, rtol=0.05)
 
 
-def test_a_running_noise_branch_refuses_masks_that_differ_by_query():
+def test_running_noise_rejects_masks_that_differ_by_query():
     square = torch.ones(21, 21, dtype=torch.bool)[None, None]
     for name in ("low_rank_noise", "fixed_noise"):
         with pytest.raises(ValueError, match="only a boolean padding mask"):
@@ -153,21 +165,21 @@ def test_a_running_noise_branch_refuses_masks_that_differ_by_query():
 
 
 @each
-def test_cross_attention_with_positions_of_its_own(name):
+def test_cross_attention_with_rotary_of_the_context(name):
     layer, x, context = small(name, rope_theta=1e4), tokens(T=4), tokens(T=9)
     rotary = {w: rotary_table(4, w) for w in layer.rotary_widths}
     keys = {w: rotary_table(9, w) for w in layer.rotary_widths}
     out = layer(x, context, rotary=rotary, context_rotary=keys)
     both = {w: rotary_table(9, w) for w in layer.rotary_widths}
-    filled = torch.cat([x, torch.zeros(2, 5, 64)], dim=1)
-    whole = layer(filled, context, rotary=both)
-    torch.testing.assert_close(out, whole[:, :4], atol=1e-5, rtol=1e-4)
+    extended = torch.cat([x, torch.zeros(2, 5, 64)], dim=1)
+    longer = layer(extended, context, rotary=both)
+    torch.testing.assert_close(out, longer[:, :4], atol=1e-5, rtol=1e-4)
 
 
 @each
 def test_additive_masks_bias_and_hide(name):
     if name in ("low_rank_noise", "fixed_noise"):
-        return  # padding only, and tested to refuse
+        return  # padding masks only; the rejection is tested above
     layer, x = small(name, **({"k": 100} if name == "top_k" else {})), tokens()
     hidden = torch.zeros(21, 21).masked_fill(~torch.ones(21, 21).tril().bool(), -torch.inf)
     floor = hidden.clamp_min(torch.finfo(torch.float32).min)
@@ -181,7 +193,7 @@ def test_additive_masks_bias_and_hide(name):
 
 
 @each
-def test_masks_that_could_be_read_in_two_ways_are_refused(name):
+def test_ambiguous_masks_are_rejected(name):
     layer, x = small(name), tokens()
     ones = torch.ones(2, 21, dtype=torch.bool)
     for mask, message in {
@@ -195,14 +207,14 @@ def test_masks_that_could_be_read_in_two_ways_are_refused(name):
 
 
 @each
-def test_fine_numbers_are_fp32_however_a_layer_is_made(name):
+def test_lambdas_gains_and_logits_are_fp32_however_a_layer_is_created(name):
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
-        made = small(name)
+        created = small(name)
     finally:
         torch.set_default_dtype(default)
-    for layer in (made, small(name).double().bfloat16()):
+    for layer in (created, small(name).double().bfloat16()):
         for p in layer.parameters():
             assert p.dtype == (torch.bfloat16 if p.dim() == 2 else torch.float32)
 
@@ -214,11 +226,12 @@ def test_an_empty_batch_gives_an_empty_batch(name):
 
 
 @each
-def test_second_derivatives_on_the_reference(name):
+@widths
+def test_second_derivatives_on_the_reference(name, width):
     if name == "top_k":
-        return  # its choice of keys has steps
-    layer = MECHANISMS[name](16, 4, **{**SMALL.get(name, {}), "rope_theta": 1e2}).double()
-    x = tokens(1, 4, 16, torch.float64).requires_grad_()
+        return  # its choice of keys is not continuous
+    layer = tiny(name, width)
+    x = tokens(1, 4, width, torch.float64).requires_grad_()
     assert torch.autograd.gradgradcheck(
         lambda x: layer(x, causal=True, backend="reference").square(), (x,)
     )

@@ -1,8 +1,19 @@
-"""Bad shapes and options say what was given, what is allowed and what to change."""
+"""Invalid shapes and options: the error says what was given, what is allowed, what to change."""
 
 import pytest
 
-from antiphase.attention import MECHANISMS, DiffV1, Grouped, LowDimNoise, Standard, mechanism
+import antiphase
+import antiphase.attention
+from antiphase.attention import (
+    MECHANISMS,
+    Attention,
+    DiffV1,
+    Grouped,
+    LowDimNoise,
+    Standard,
+    mechanism,
+)
+from antiphase.attention.registry import CLASSES
 
 
 @pytest.mark.parametrize(
@@ -16,7 +27,7 @@ from antiphase.attention import MECHANISMS, DiffV1, Grouped, LowDimNoise, Standa
         (lambda: Grouped(64, 8, ratio=2), "groups of 3, and 8 cannot be split so; use a multiple"),
         (lambda: Grouped(64, 8, 2, ratio=3), "num_kv_heads: grouped at ratio 3"),
         (lambda: Grouped(64, 8, ratio=0), "ratio: got 0, expected at least 1"),
-        (lambda: LowDimNoise(64, 8, rank=3, rope_theta=1e4), "RoPE, which wants even widths"),
+        (lambda: LowDimNoise(64, 8, rank=3, rope_theta=1e4), "RoPE .* needs even widths"),
         (lambda: LowDimNoise(64, 8, rank=4.0), "rank: got 4.0, expected a whole number"),
         (lambda: Standard(64, 8, half_dim="no"), "half_dim: got 'no', expected true or false"),
         (lambda: Standard(64, 8, head_dim=-4), "head_dim: got -4, expected at least 1"),
@@ -25,6 +36,7 @@ from antiphase.attention import MECHANISMS, DiffV1, Grouped, LowDimNoise, Standa
         (lambda: Standard(64, 8, half_dim=True, head_dim=3), "width 3 cannot be halved"),
         (lambda: Standard(64, 8, head_norm="batch"), "head_norm: got 'batch', expected 'rms' or"),
         (lambda: Standard(64, 8, lam=0.5), "'standard' has no option 'lam'; its options are head"),
+        (lambda: DiffV1(64, 8, lam_int=0.5), r"no option 'lam_int'; .* did you mean 'lam_init'\?"),
         (lambda: mechanism("diff_v2")(64, 8, ratio=2), "has no option 'ratio'; it has no options"),
         (lambda: DiffV1(64, 8, lam="big"), "lam: got 'big', expected 'learned' or a number"),
         (lambda: DiffV1(64, 8, lam=float("nan")), "lam: got nan"),
@@ -37,11 +49,11 @@ from antiphase.attention import MECHANISMS, DiffV1, Grouped, LowDimNoise, Standa
         (lambda: mechanism("top_k")(64, 8, k=0), "k: got 0, expected at least 1 key"),
         (lambda: mechanism("signed_mask")(64, 8, rank=0), "rank: got 0, expected at least 1"),
         (lambda: mechanism("fixed_noise")(64, 8, gate="max"), "gate: got 'max', expected"),
-        (lambda: mechanism("dif_v1"), "attention: got 'dif_v1', allowed are standard, diff_v1"),
-        (lambda: Standard(64, 8, head_dim=5, rope_theta=1e4), "RoPE, which wants even widths"),
+        (lambda: mechanism("dif_v1"), r"got 'dif_v1', allowed are standard, .* mean 'diff_v1'\?"),
+        (lambda: Standard(64, 8, head_dim=5, rope_theta=1e4), "RoPE .* needs even widths"),
     ],
 )  # fmt: skip
-def test_refusals_say_what_to_change(make, message):
+def test_errors_say_what_to_change(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -51,3 +63,16 @@ def test_the_registry_has_every_mechanism_under_its_name():
     wanted += "signed_mask gated sink"
     assert list(MECHANISMS) == wanted.split()
     assert all(kind.name == name for name, kind in MECHANISMS.items())
+
+
+def test_public_names_derive_from_the_registry():
+    for name, class_name in CLASSES.items():
+        kind = MECHANISMS[name]
+        assert kind.__name__ == class_name
+        assert kind.__bases__ == (Attention,)  # each file is readable on its own
+        for package in (antiphase, antiphase.attention):
+            assert getattr(package, class_name) is kind
+            assert class_name in package.__all__
+            assert class_name in dir(package)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = antiphase.attention.nonsense

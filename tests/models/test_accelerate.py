@@ -1,4 +1,4 @@
-"""The fused op in models of other libraries: same weights, same outputs, and back again."""
+"""The fused op in models of other libraries: same weights, same outputs, and undone."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch import nn
 import antiphase
 from antiphase.attention import DiffV1
 from tests.models.test_weights import diffllama
-from tests.models.tiny import left_padded, texts
+from tests.models.tiny import left_padded, token_ids
 from tests.peers import import_timm
 
 close = {"atol": 1e-5, "rtol": 1e-5}
@@ -15,21 +15,21 @@ close = {"atol": 1e-5, "rtol": 1e-5}
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("kv_heads", [8, 4])
-def test_diffllama_gives_the_same_logits_gradients_and_text(kv_heads, implementation):
+def test_diffllama_gives_the_same_logits_gradients_and_tokens(kv_heads, implementation):
     net = diffllama(kv_heads, attn_implementation=implementation)
-    ids, mask = left_padded(texts(), [19, 11, 5])
+    ids, mask = left_padded(token_ids(), [19, 11, 5])
 
     def outcome():
         net.zero_grad()
         out = net(ids, attention_mask=mask)
         out.logits[mask.bool()].square().mean().backward()
         gradients = [p.grad.clone() for p in net.parameters()]
-        text = net.generate(ids, attention_mask=mask, max_new_tokens=8, do_sample=False)
+        dynamic = net.generate(ids, attention_mask=mask, max_new_tokens=8, do_sample=False)
         static = net.generate(
             ids, attention_mask=mask, max_new_tokens=8, do_sample=False,
             cache_implementation="static",
         )  # fmt: skip
-        return out.logits[mask.bool()].detach(), gradients, text, static
+        return out.logits[mask.bool()].detach(), gradients, dynamic, static
 
     before = outcome()
     own = type(net.model.layers[0].self_attn).forward
@@ -55,7 +55,7 @@ def test_diffllama_gives_the_same_logits_gradients_and_text(kv_heads, implementa
     assert torch.equal(outcome()[0], before[0])
 
 
-def test_an_unknown_model_is_refused_with_what_was_looked_for():
+def test_an_unknown_model_is_rejected_with_the_known_layers():
     with pytest.raises(ValueError, match=r"Linear: has no layer .* DiffLlamaAttention of transf"):
         antiphase.accelerate(nn.Linear(2, 2))
 
@@ -74,7 +74,7 @@ def randomised(module: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_timms_layer_moves_into_ours(timm, causal):
+def test_timms_layer_converts_to_ours(timm, causal):
     theirs = randomised(timm.layers.DiffAttention(64, num_heads=4, depth=3, proj_bias=False))
     ours = DiffV1(64, 8, layer=3)
     q, k, v = theirs.qkv.weight.chunk(3)
@@ -127,7 +127,7 @@ def test_timms_vision_transformer_is_accelerated(timm):
     torch.testing.assert_close(net(image), want, **close)
 
 
-def test_dropout_of_a_map_that_is_not_written_is_refused(timm):
+def test_dropout_of_a_map_that_is_not_materialised_is_rejected(timm):
     layer = timm.layers.DiffAttention(64, num_heads=4, attn_drop=0.1)
     antiphase.accelerate(layer)
     assert layer.eval()(torch.randn(1, 5, 64)).shape == (1, 5, 64)

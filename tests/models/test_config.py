@@ -1,11 +1,15 @@
-"""Sizes: equal parameters by construction, the paper's presets, and configs that cannot be."""
+"""Sizes: equal parameters by construction, the paper's presets; and invalid or unknown fields."""
 
+import copy
 import itertools
+import json
+import warnings
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoConfig, LlamaConfig
 
 from antiphase.attention import MECHANISMS
 from antiphase.models import PRESETS, AntiphaseConfig, AntiphaseForCausalLM, preset
@@ -51,7 +55,7 @@ def test_any_two_mechanisms_have_equal_parameters(size):
     feed_forward=st.sampled_from(["swiglu", "relu"]),
     bias=st.booleans(),
 )
-def test_equal_parameters_whatever_the_shape(name, width, groups, feed_forward, bias):
+def test_equal_parameters_for_any_shape(name, width, groups, feed_forward, bias):
     fields = {
         "hidden_size": 4 * width,
         "num_attention_heads": 8,
@@ -71,7 +75,7 @@ def test_match_none_keeps_the_width(name):
     cfg = preset("micro", name, match="none")
     assert cfg.feed_forward_width == cfg.intermediate_size == 680
     matched = preset("micro", name)
-    assert matched.intermediate_size == 680  # what was asked for stays in the config
+    assert matched.intermediate_size == 680  # the config keeps what was requested
     with torch.device("meta"):
         block = AntiphaseForCausalLM(matched).model.layers[0]
     assert block.mlp.up_proj.out_features == matched.feed_forward_width
@@ -93,17 +97,154 @@ def test_match_none_keeps_the_width(name):
         ({"name": "diff_v2", "intermediate_size": 8}, "raise intermediate_size or use match"),
     ],
 )  # fmt: skip
-def test_bad_configs_say_what_to_change(fields, message):
+def test_invalid_configs_say_what_to_change(fields, message):
     with pytest.raises(ValueError, match=message):
         config(**{"name": "diff_v1", **fields})
 
 
-def test_an_unknown_preset_is_refused():
+def test_an_unknown_preset_is_rejected():
     with pytest.raises(ValueError, match="preset: got 'huge', allowed are nano, micro"):
         preset("huge")
 
 
-def test_presets_take_any_field():
+def test_presets_accept_any_field():
     cfg = preset("nano", "grouped", vocab_size=50, attention_options={"ratio": 1})
     assert (cfg.vocab_size, cfg.attention_options) == (50, {"ratio": 1})
     assert MECHANISMS["grouped"] is type(cfg.attention_layer(1))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"attenion": "standard"}, r"no field 'attenion'; did you mean 'attention'\?"),
+        ({"num_heads": 7}, r"no field 'num_heads'; did you mean 'num_attention_heads'\?"),
+        ({"num_label": 7}, r"no field 'num_label'; did you mean 'num_labels'\?"),
+        ({"nonsense": 1}, "no field 'nonsense'; its fields are attention, attention_options"),
+        ({"temperature": 0.5}, "'temperature': it is a setting of generation"),
+        ({"attention_dropout": 0.5}, "attention_dropout: got 0.5, .* leave it out or pass 0"),
+        ({"sliding_window": 4}, "sliding_window: got 4, .* leave it out or pass None"),
+        ({"use_sliding_window": True}, "use_sliding_window: got True, .* or pass False"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: got 50.0"),
+        ({"mlp_bias": True}, "mlp_bias: got True"),
+        ({"hidden_act": "gelu"}, "hidden_act: got 'gelu', .* pass 'silu'"),
+        ({"hidden_act": "silu", "feed_forward": "relu"}, "hidden_act: got 'silu', .* pass 'relu'"),
+        ({"layer_types": ["sliding_attention"] * 2}, "layer_types: got .'sliding_attention'"),
+        ({"is_encoder_decoder": True}, "is_encoder_decoder: got True"),
+        ({"model_type": "llama"}, "model_type: got 'llama', .* pass 'antiphase'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: got 0.5"),
+        (
+            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            "RoPE rotates all channels",
+        ),
+    ],
+)  # fmt: skip
+def test_a_field_without_effect_raises(fields, message):
+    with pytest.raises(ValueError, match=message):
+        config("diff_v1", **fields)
+    with pytest.raises(ValueError, match=message):
+        preset("nano", **fields)
+
+
+def test_a_misspelt_field_of_a_preset_raises():
+    with pytest.raises(ValueError, match=r"no field 'hidden_sz'; did you mean 'hidden_size'\?"):
+        preset("nano", hidden_sz=3)
+    with pytest.raises(ValueError, match=r"allowed are nano, .* did you mean 'micro'\?"):
+        preset("mikro")
+
+
+OFF = {
+    "attention_dropout": 0.0,
+    "attn_logit_softcapping": None,
+    "hidden_act": "silu",
+    "layer_types": ["full_attention"] * 2,
+    "mlp_bias": False,
+    "pretraining_tp": 1,
+    "sliding_window": None,
+    "use_sliding_window": False,
+}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        OFF,
+        {"hidden_act": "relu", "feed_forward": "relu"},
+        {"num_labels": 5, "problem_type": "regression", "dtype": "bfloat16"},
+        {"output_hidden_states": True, "attn_implementation": "sdpa", "architectures": ["One"]},
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    ],
+    ids=["off", "relu", "labels", "base fields", "rope"],
+)
+@pytest.mark.parametrize("name", ["diff_v1", "low_rank_noise"])
+def test_base_fields_and_off_values_are_accepted_and_every_copy_is_equal(name, fields, tmp_path):
+    cfg = config(name, **fields)
+    known = cfg.to_dict()
+    assert AntiphaseConfig(**known).to_dict() == known
+    assert AntiphaseConfig.from_dict(known).to_dict() == known
+    assert copy.deepcopy(cfg).to_dict() == known
+    cfg.save_pretrained(tmp_path)
+    same = {"_name_or_path": 0}  # where it was loaded from
+    for loaded in (
+        AntiphaseConfig.from_pretrained(tmp_path),
+        AutoConfig.from_pretrained(tmp_path),
+        AntiphaseConfig.from_json_file(tmp_path / "config.json"),
+    ):
+        assert loaded.to_dict() | same == known | same
+
+
+def test_the_fields_of_a_llama_are_accepted():
+    llama = LlamaConfig(num_key_value_heads=8).to_dict()
+    del llama["model_type"]
+    cfg = AntiphaseConfig(attention="standard", **llama)
+    assert (cfg.hidden_size, cfg.num_key_value_heads, cfg.intermediate_size) == (4096, 8, 11008)
+
+
+def test_an_unknown_field_of_a_saved_config_warns_and_is_saved_again(tmp_path):
+    path = tmp_path / "config.json"
+    config("diff_v1").save_pretrained(tmp_path)
+    fields = json.loads(path.read_text())
+    path.write_text(json.dumps(fields | {"of_a_later_version": [1], "temperature": 0.5}))
+    for load in (AntiphaseConfig.from_pretrained, AutoConfig.from_pretrained):
+        with pytest.warns(UserWarning, match="unknown fields of_a_later_version are kept"):
+            cfg = load(tmp_path)
+        assert cfg.of_a_later_version == [1]
+        cfg.save_pretrained(tmp_path / "again")
+        again = json.loads((tmp_path / "again" / "config.json").read_text())
+        assert again["of_a_later_version"] == [1]
+        assert copy.deepcopy(cfg).of_a_later_version == [1]
+    with pytest.warns(UserWarning, match="of_a_later_version"):
+        model = AntiphaseForCausalLM.from_pretrained(None, config=load(tmp_path), state_dict={})
+    assert model.config.of_a_later_version == [1]
+
+
+def test_a_saved_config_with_something_not_implemented_raises(tmp_path):
+    config("diff_v1").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"sliding_window": 4}))
+    with pytest.raises(ValueError, match="sliding_window: got 4"):
+        AutoConfig.from_pretrained(tmp_path)
+
+
+def test_keywords_of_loading_are_validated_like_fields(tmp_path):
+    AntiphaseForCausalLM(config("low_rank_noise")).save_pretrained(tmp_path)
+    options = {"attention_options": {}}
+    loaders = (
+        AntiphaseConfig.from_pretrained,
+        AutoConfig.from_pretrained,
+        AntiphaseForCausalLM.from_pretrained,
+    )
+    for load in loaders:
+        with pytest.raises(ValueError, match=r"attention_dropout: got 0.1"):
+            load(tmp_path, attention_dropout=0.1)
+        with pytest.raises(ValueError, match="attention: got 'dif_v1'"):
+            load(tmp_path, attention="dif_v1")
+        with pytest.raises((ValueError, TypeError), match="attenion"):
+            load(tmp_path, attenion="standard")
+    changed = AntiphaseConfig.from_pretrained(tmp_path, attention="standard", **options)
+    assert not hasattr(changed, "layer_types")  # derived again: no running state
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        net = AntiphaseForCausalLM.from_pretrained(
+            tmp_path, use_cache=False, attn_implementation="reference", output_hidden_states=True
+        )
+    assert (net.config.use_cache, net.config._attn_implementation) == (False, "reference")

@@ -1,4 +1,4 @@
-"""The pretrained model that a package holds: converted once, plain afterwards."""
+"""The pretrained model in a package: converted from GGUF once, a plain model afterwards."""
 
 import importlib.util
 
@@ -18,7 +18,7 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch, tmp_pat
 
 
 @pytest.mark.slow
-def test_it_is_converted_once_to_a_plain_model_that_answers(monkeypatch, tmp_path):
+def test_smollm2_is_converted_once_to_a_plain_model_that_answers(monkeypatch, tmp_path):
     monkeypatch.setenv("ANTIPHASE_CACHE", str(tmp_path))
     folder = gguf.smollm2()
     stamps = {p: p.stat().st_mtime_ns for p in folder.iterdir()}

@@ -1,4 +1,4 @@
-"""What a user calls a model, and where it is: found at once, or refused at once with advice."""
+"""Finding the model that a user names: at once, or an error at once with advice."""
 
 import time
 
@@ -31,7 +31,7 @@ def test_an_unfinished_run_says_how_to_resume(tmp_path):
         ("dif_v1", "did you mean 'diff_v1'"),
         ("./nothing/here", "no such folder"),
         ("nobody/nothing-like-this", "give one of"),
-        ("bad name!", "no name of a model"),
+        ("bad name!", "not a valid name of a model"),
     ],
 )
 def test_a_wrong_name_fails_at_once_with_advice(name, says):

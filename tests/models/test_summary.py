@@ -1,4 +1,4 @@
-"""What a configuration costs, against the model itself."""
+"""What a configuration costs, compared with the model itself."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from antiphase.models import preset
 from antiphase.models.summary import parameter_table, summarise
 from tests.attention.cases import NAMES
-from tests.models.tiny import config, model, texts
+from tests.models.tiny import config, model, token_ids
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -23,13 +23,13 @@ def test_parameters_by_part_add_up(name):
 @torch.no_grad()
 def test_cache_bytes_are_those_of_a_real_cache(name):
     net = model(name, num_key_value_heads=4)
-    s = summarise(net.config, 10, torch.float32)
-    cache = net(texts(1, 13), use_cache=True).past_key_values
+    summary = summarise(net.config, 10, torch.float32)
+    cache = net(token_ids(1, 13), use_cache=True).past_key_values
     kept = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    assert s.cache_bytes * 13 == kept
-    assert summarise(net.config, 10, torch.bfloat16).cache_bytes * 2 == s.cache_bytes
-    states = [layer.recurrent_states[0] for layer in cache.layers if s.state_bytes]
-    assert s.state_bytes == sum(state.nbytes for state in states)
+    assert summary.cache_bytes * 13 == kept
+    assert summarise(net.config, 10, torch.bfloat16).cache_bytes * 2 == summary.cache_bytes
+    states = [layer.recurrent_states[0] for layer in cache.layers if summary.state_bytes]
+    assert summary.state_bytes == sum(state.nbytes for state in states)
 
 
 def test_flops_of_standard_are_those_counted_by_hand():
@@ -38,10 +38,10 @@ def test_flops_of_standard_are_those_counted_by_hand():
     matrices = layers * (4 * D * D + 3 * D * 160) + 61 * D
     attention = layers * 2 * D * (context + 1)  # q k^T and A V over all keys
     flops = summarise(cfg, context, torch.float32).flops
-    assert flops == pytest.approx(2 * (matrices + attention), rel=1e-3)  # some count RoPE, too
+    assert flops == pytest.approx(2 * (matrices + attention), rel=1e-3)  # RoPE adds a little
 
 
-def test_a_running_noise_branch_is_cheaper_than_a_second_map():
+def test_running_noise_costs_fewer_flops_than_a_second_map():
     flops = {
         name: summarise(preset("mini", name), 8192, torch.float32).flops
         for name in ("diff_v1", "low_dim_noise", "low_rank_noise", "fixed_noise")

@@ -1,4 +1,4 @@
-"""Weights of other layouts: logits equal before and after, and clear refusals."""
+"""Weights of other layouts: equal logits before and after, and errors that say what is wrong."""
 
 import json
 
@@ -16,7 +16,7 @@ from antiphase.models.weights import (
     official_attention,
     to_diffllama,
 )
-from tests.models.tiny import config, left_padded, model, texts
+from tests.models.tiny import config, left_padded, model, token_ids
 
 close = {"atol": 1e-5, "rtol": 1e-5}
 
@@ -51,12 +51,12 @@ def diffllama(kv_heads: int = 8, **fields: object) -> DiffLlamaForCausalLM:
     ids=["plain", "bias and ties", "head_dim and rope"],
 )  # fmt: skip
 @torch.no_grad()
-def test_diffllama_and_ours_give_the_same_logits_and_text(kv_heads, fields):
+def test_diffllama_and_ours_give_the_same_logits_and_tokens(kv_heads, fields):
     theirs = diffllama(kv_heads, **fields)
     ours = from_diffllama(theirs)
-    ids, mask = left_padded(texts(), [19, 11, 5])
-    seen = mask.bool()
-    got, want = (m(ids, attention_mask=mask).logits[seen] for m in (ours, theirs))
+    ids, mask = left_padded(token_ids(), [19, 11, 5])
+    real = mask.bool()
+    got, want = (m(ids, attention_mask=mask).logits[real] for m in (ours, theirs))
     torch.testing.assert_close(got, want, **close)
     greedy = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False}
     assert torch.equal(ours.generate(ids, **greedy), theirs.generate(ids, **greedy))
@@ -67,11 +67,11 @@ def test_diffllama_and_ours_give_the_same_logits_and_text(kv_heads, fields):
     assert back.config.to_diff_dict().keys() == theirs.config.to_diff_dict().keys()
 
 
-def test_training_goes_on_alike_after_the_import():
+def test_gradients_are_the_same_after_the_import():
     theirs = diffllama(4).train()
     ours = from_diffllama(theirs)
     for net in (ours, theirs):
-        net(texts(), labels=texts()).loss.backward()
+        net(token_ids(), labels=token_ids()).loss.backward()
     got = ours.model.layers[1].self_attn
     want = theirs.model.layers[1].self_attn
     torch.testing.assert_close(got.lam.q1.grad, want.lambda_q1.grad, atol=1e-5, rtol=1e-4)
@@ -80,7 +80,7 @@ def test_training_goes_on_alike_after_the_import():
     )
 
 
-def test_what_diffllama_cannot_express_is_refused():
+def test_what_diffllama_cannot_express_is_rejected():
     with pytest.raises(ValueError, match="attention: got 'diff_v2', but DiffLlama is always"):
         to_diffllama(model("diff_v2"))
     with pytest.raises(ValueError, match=r"attention_options: got .*lam=0.5"):
@@ -97,16 +97,16 @@ def test_what_diffllama_cannot_express_is_refused():
 
 
 def official_layer(x, state, h, h_kv, d, lam_init):
-    """Return the official layer's output, by its published form, one head at a time."""
+    """Return the official layer's output by its published formula, one head at a time."""
     B, T, _ = x.shape
 
-    def turn(t):  # interleaved RoPE on [B, T, heads, d]
+    def rope(t):  # interleaved, on [B, T, heads, d]
         angles = torch.arange(T)[:, None] * 10000.0 ** (-torch.arange(0, d, 2) / d)
-        z = torch.view_as_complex(t.unflatten(-1, (-1, 2)).contiguous())
-        return torch.view_as_real(z * torch.polar(torch.ones(()), angles)[:, None]).flatten(-2)
+        pairs = torch.view_as_complex(t.unflatten(-1, (-1, 2)).contiguous())
+        return torch.view_as_real(pairs * torch.polar(torch.ones(()), angles)[:, None]).flatten(-2)
 
-    q = turn((x @ state["q_proj.weight"].T).view(B, T, 2 * h, d))
-    k = turn((x @ state["k_proj.weight"].T).view(B, T, 2 * h_kv, d))
+    q = rope((x @ state["q_proj.weight"].T).view(B, T, 2 * h, d))
+    k = rope((x @ state["k_proj.weight"].T).view(B, T, 2 * h_kv, d))
     v = (x @ state["v_proj.weight"].T).view(B, T, h_kv, 2 * d)
     lam = (
         torch.exp(state["lambda_q1"] @ state["lambda_k1"])
@@ -136,7 +136,7 @@ def official_state(h_kv: int, d: int = 8) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("h_kv", [4, 2, 1])
-def test_an_official_module_moves_into_ours(h_kv):
+def test_an_official_module_converts_to_ours(h_kv):
     state = official_state(h_kv)
     layer = DiffV1(64, 8, 2 * h_kv, layer=2, rope_theta=1e4)
     layer.load_state_dict(official_attention(state, 8))
@@ -163,7 +163,7 @@ def test_an_official_model_folder_is_imported(tmp_path):
         convert(source, tmp_path / "ours")
     written = convert(source, tmp_path / "ours", "official")
     loaded = AntiphaseForCausalLM.from_pretrained(tmp_path / "ours")
-    assert torch.equal(loaded(texts()).logits, written.eval()(texts()).logits)
+    assert torch.equal(loaded(token_ids()).logits, written.eval()(token_ids()).logits)
     x = torch.randn(1, 9, 64)
     layer = loaded.model.layers[1].self_attn
     layer.rope_theta = 1e4
@@ -179,13 +179,13 @@ def test_folders_convert_there_and_back(tmp_path):
     (tmp_path / "theirs" / "tokenizer.json").write_text("{}")
     convert(tmp_path / "theirs", tmp_path / "ours")
     back = convert(tmp_path / "ours", tmp_path / "back").eval()
-    assert torch.equal(back(texts()).logits, theirs(texts()).logits)
+    assert torch.equal(back(token_ids()).logits, theirs(token_ids()).logits)
     assert (tmp_path / "back" / "tokenizer.json").read_text() == "{}"
     with pytest.raises(ValueError, match="exists already; choose an empty folder"):
         convert(tmp_path / "theirs", tmp_path / "ours")
 
 
-def test_broken_sources_are_named(tmp_path):
+def test_damaged_sources_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"no config.json in it"):
         convert(tmp_path, tmp_path / "out")
     (tmp_path / "config.json").write_text("{")
@@ -202,14 +202,14 @@ def test_broken_sources_are_named(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_what_would_come_out_scrambled_is_refused(tmp_path):
+def test_weights_of_another_layout_or_incomplete_are_rejected(tmp_path):
     theirs = diffllama(4)
     theirs.save_pretrained(tmp_path / "theirs")
     convert(tmp_path / "theirs", tmp_path / "ours")
     for layout in ("diffllama", "official"):
         with pytest.raises(ValueError, match=f"got '{layout}', but .* says that it is 'antiphase'"):
             convert(tmp_path / "ours", tmp_path / "out", layout)
-    with pytest.raises(ValueError, match=r"'o_proj.weight' is no name of an official attention"):
+    with pytest.raises(ValueError, match=r"'o_proj.weight' is not a name of an official attention"):
         official_attention({"o_proj.weight": torch.zeros(2, 2)}, 2)
     weights = tmp_path / "theirs" / "model.safetensors"
     state = {n: t.clone() for n, t in theirs.state_dict().items()}
@@ -226,7 +226,7 @@ def test_what_would_come_out_scrambled_is_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_official_config_in_llamas_words_is_read(tmp_path):
+def test_an_official_config_with_llamas_fields_is_read(tmp_path):
     cfg = config("diff_v1", num_key_value_heads=4, match="none")
     donor = AntiphaseForCausalLM(cfg)
     state = {n: t for n, t in donor.state_dict().items() if "self_attn" not in n}
@@ -250,7 +250,7 @@ def test_an_official_config_in_llamas_words_is_read(tmp_path):
             convert(tmp_path, tmp_path / "out", "official")
 
 
-def test_files_beside_the_weights_come_along(tmp_path):
+def test_files_beside_the_weights_are_copied(tmp_path):
     diffllama().save_pretrained(tmp_path / "theirs")
     settings = '{"temperature": 0.3, "do_sample": true}'
     (tmp_path / "theirs" / "generation_config.json").write_text(settings)

@@ -1,4 +1,4 @@
-"""Models of a few thousand parameters, and what tests feed them."""
+"""Models of a few thousand parameters, and inputs for them."""
 
 import torch
 
@@ -16,7 +16,7 @@ def config(name: str, **fields: object) -> AntiphaseConfig:
         "num_hidden_layers": 2,
         "num_attention_heads": 8,
         "attention_options": SMALL.get(name, {}),
-        "initializer_range": 0.1,  # far enough from zero to see differences
+        "initializer_range": 0.1,  # large enough for differences to show
         "pad_token_id": 0,
     }
     return AntiphaseConfig(attention=name, **{**sizes, **fields})
@@ -27,12 +27,12 @@ def model(name: str, **fields: object) -> AntiphaseForCausalLM:
     return AntiphaseForCausalLM(config(name, **fields)).eval()
 
 
-def texts(B: int = 3, T: int = 19, seed: int = 1) -> torch.Tensor:
+def token_ids(B: int = 3, T: int = 19, seed: int = 1) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(1, VOCABULARY, (B, T), generator=generator)
 
 
 def left_padded(ids: torch.Tensor, lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return rows cut to their last `lengths` tokens, filled with 0 on the left, and the mask."""
+    """Return each sequence's last `lengths` tokens, padded with 0 on the left, and the mask."""
     mask = torch.arange(ids.shape[1]) >= ids.shape[1] - torch.tensor(lengths)[:, None]
     return ids * mask, mask.long()

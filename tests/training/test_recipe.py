@@ -62,7 +62,7 @@ def test_any_field_can_be_set():
         (["spike=abc"], "spike: got 'abc', expected a number or nothing"),
         (["spike=0.5"], "spike: got 0.5, expected more than 1"),
         (["snapshots=2"], "snapshots: got 2, expected a list, each a whole number"),
-        (["report=tensorboard"], "report: got 'tensorboard', expected a list, each text"),
+        (["report=tensorboard"], "report: got 'tensorboard', expected a list, each a string"),
         (["task_options="], "task_options: got None, expected names and their values"),
         (["warmup=-3"], "warmup: got -3.0, expected at least 0"),
         (["accumulate=3"], "3 parts do not divide batch_size 32"),

@@ -39,7 +39,7 @@ def edited(model: AntiphaseForCausalLM, edit: Edit, layer: int, head: int | None
     """Let a layer (or one head of it) use another noise map; the rest of the model is as it was."""
     target = model.model.attention_layers[layer]
 
-    def mix(heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
+    def attend(heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
         maps = target.maps(heads, causal=causal, mask=mask)
         if "noise" not in maps:
             raise ValueError(f"flow: {target.name} has one map a head, no noise term to change")
@@ -51,11 +51,11 @@ def edited(model: AntiphaseForCausalLM, edit: Edit, layer: int, head: int | None
         v = repeat_heads(heads.v, A.shape[1])
         return (A @ v.to(A.dtype)).to(heads.v.dtype)
 
-    target.mix = mix  # type: ignore[method-assign]
+    target.attend = attend  # type: ignore[method-assign]
     try:
         yield
     finally:
-        del target.mix
+        del target.attend
 
 
 @torch.no_grad()
@@ -94,23 +94,23 @@ def attention_times_gradient(model: AntiphaseForCausalLM, ids: Tensor, truth: Tr
     kept: list[Tensor] = []
     layers = model.model.attention_layers
 
-    def mixing(layer: Attention) -> Callable[..., Tensor]:
-        def mix(heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
+    def attending(layer: Attention) -> Callable[..., Tensor]:
+        def attend(heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
             A = layer.maps(heads, causal=causal, mask=mask)["difference"]
             A = A.detach().requires_grad_() if not A.requires_grad else A
             A.retain_grad()
             kept.append(A)
             return (A @ repeat_heads(heads.v, A.shape[1]).to(A.dtype)).to(heads.v.dtype)
 
-        return mix
+        return attend
 
     for layer in layers:
-        layer.mix = mixing(layer)  # type: ignore[method-assign]
+        layer.attend = attending(layer)  # type: ignore[method-assign]
     try:
         _answer_logits(model, ids, truth).sum().backward()
     finally:
         for layer in layers:
-            del layer.mix
+            del layer.attend
         model.zero_grad()
     shares = []
     for A in kept:

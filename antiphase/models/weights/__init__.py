@@ -1,4 +1,4 @@
-"""Weights of other layouts, in and out. Each layout is a file with its renaming and reordering."""
+"""Weights of other layouts, imported and exported; one file per layout."""
 
 from antiphase.models.weights.convert import convert
 from antiphase.models.weights.diffllama import from_diffllama, to_diffllama

@@ -19,10 +19,21 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
 
 def convert(source: Path, target: Path, layout: str | None = None) -> PreTrainedModel:
-    """Read a model folder of any layout, write it in the other one, and return what was written.
+    """Convert a model folder: DiffLlama and official weights to Antiphase, Antiphase to DiffLlama.
 
-    DiffLlama and official weights become Antiphase; Antiphase becomes DiffLlama. The layout is read
-    from config.json unless given. A folder that holds something already is not touched.
+    Args:
+        source: folder of a saved model.
+        target: folder to write; must not exist, or be empty.
+        layout: of the source: "diffllama", "official" or "antiphase"; read from its config.json if
+            None, which official weights do not allow.
+
+    Returns:
+        The model that was written.
+
+    Raises:
+        ValueError: weights or config are missing, damaged or of another layout; the target is not
+            empty; the model has no equal in the other layout.
+
     """
     config = _config(source)
     layout = _layout(config, source, layout)
@@ -30,21 +41,21 @@ def convert(source: Path, target: Path, layout: str | None = None) -> PreTrained
         raise ValueError(f"{target}: exists already; choose an empty folder")
     model: PreTrainedModel
     if layout == "diffllama":
-        model = from_diffllama(_whole(DiffLlamaForCausalLM, source))
+        model = from_diffllama(_complete(DiffLlamaForCausalLM, source))
     elif layout == "official":
         model = from_official(_tensors(source), _official_config(config))
     else:
-        model = to_diffllama(_whole(AntiphaseForCausalLM, source))
+        model = to_diffllama(_complete(AntiphaseForCausalLM, source))
     model.save_pretrained(target)
-    for path in source.iterdir():  # tokenizer, generation settings and the like
-        ours = path.name in ("config.json", "README.md") or path.suffix in _WEIGHTS
-        if path.is_file() and not ours and not path.name.endswith(".index.json"):
+    for path in source.iterdir():  # tokenizer, generation config and others
+        written = path.name in ("config.json", "README.md") or path.suffix in _WEIGHTS
+        if path.is_file() and not written and not path.name.endswith(".index.json"):
             shutil.copyfile(path, target / path.name)
     return model
 
 
-def _whole(kind: Any, source: Path) -> Any:
-    """Load a model, and refuse one whose weights are broken or not all there."""
+def _complete(kind: Any, source: Path) -> Any:
+    """Load a model; raise if its weights are damaged or incomplete."""
     try:
         model, found = kind.from_pretrained(source, output_loading_info=True)
     except (SafetensorError, RuntimeError) as error:
@@ -68,27 +79,27 @@ def _config(source: Path) -> dict[str, Any]:
     return found
 
 
-def _layout(config: dict[str, Any], source: Path, asked: str | None) -> str:
-    if asked is not None and asked not in LAYOUTS:
-        raise ValueError(f"layout: got {asked!r}, allowed are {', '.join(LAYOUTS)}")
+def _layout(config: dict[str, Any], source: Path, requested: str | None) -> str:
+    if requested is not None and requested not in LAYOUTS:
+        raise ValueError(f"layout: got {requested!r}, allowed are {', '.join(LAYOUTS)}")
     kind = config.get("model_type")
     if kind in ("diffllama", "antiphase"):
-        if asked not in (None, kind):
-            raise ValueError(f"layout: got {asked!r}, but {source} says that it is {kind!r}")
+        if requested not in (None, kind):
+            raise ValueError(f"layout: got {requested!r}, but {source} says that it is {kind!r}")
         return str(kind)
-    if asked is None:
+    if requested is None:
         raise ValueError(
             f"{source}: model_type {kind!r} does not say its layout; pass --layout official if its "
             "attention modules are the official ones (out_proj, subln, interleaved RoPE)"
         )
-    return asked
+    return requested
 
 
 def _official_config(config: dict[str, Any]) -> AntiphaseConfig:
     if config.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act: got {config['hidden_act']!r}; only 'silu' has a counterpart")
-    wanted = (*SHARED_FIELDS, "intermediate_size", "rope_theta", "rope_scaling")
-    fields = {name: config[name] for name in wanted if name in config}
+    shared = (*SHARED_FIELDS, "intermediate_size", "rope_theta", "rope_scaling")
+    fields = {name: config[name] for name in shared if name in config}
     return AntiphaseConfig(attention="diff_v1", match="none", **fields)
 
 

@@ -1,7 +1,7 @@
-"""transformers' `DiffLlama` and DIFF V1: pairs by halves against adjacent pairs.
+"""transformers' `DiffLlama` and our `diff_v1`: heads paired by halves, and adjacent ones.
 
 DiffLlama pairs query head i with i + H/2 and key (and value) head j with j + H_kv/2; its head norm
-has no gain. Ours pairs neighbours and has one gain a layer, which must be ones to go back.
+has no gain. Ours pairs adjacent heads and has a gain per layer, which must be ones to convert back.
 """
 
 import re
@@ -38,7 +38,15 @@ _OUR_LAMBDA = re.compile(r"\.self_attn\.lam\.([qk][12])$")
 
 
 def from_diffllama(theirs: DiffLlamaForCausalLM) -> AntiphaseForCausalLM:
-    """Return a `diff_v1` model with the same logits."""
+    """Return a `diff_v1` model with the same logits.
+
+    Args:
+        theirs: transformers' model; not changed.
+
+    Raises:
+        ValueError: its feed-forward layer has no counterpart here.
+
+    """
     config = theirs.config
     if config.hidden_act != "silu":
         raise ValueError(
@@ -67,7 +75,15 @@ def from_diffllama(theirs: DiffLlamaForCausalLM) -> AntiphaseForCausalLM:
 
 
 def to_diffllama(ours: AntiphaseForCausalLM) -> DiffLlamaForCausalLM:
-    """Return transformers' model with the same logits, or say what it cannot express."""
+    """Return transformers' DiffLlama with the same logits.
+
+    Args:
+        ours: a `diff_v1` model; not changed.
+
+    Raises:
+        ValueError: the model has something that DiffLlama does not; says what.
+
+    """
     _check_expressible(ours)
     config = ours.config
     theirs = DiffLlamaForCausalLM(
@@ -91,13 +107,13 @@ def to_diffllama(ours: AntiphaseForCausalLM) -> DiffLlamaForCausalLM:
 
 def _check_expressible(ours: AntiphaseForCausalLM) -> None:
     config = ours.config
-    wanted: dict[str, Any] = {
+    fixed: dict[str, Any] = {  # what DiffLlama always is
         "attention": "diff_v1",
         "feed_forward": "swiglu",
         "norm": "rms",
         "position": "rope",
     }
-    for name, value in wanted.items():
+    for name, value in fixed.items():
         if getattr(config, name) != value:
             raise ValueError(
                 f"{name}: got {getattr(config, name)!r}, but DiffLlama is always {value!r}"
@@ -116,10 +132,10 @@ def _check_expressible(ours: AntiphaseForCausalLM) -> None:
 
 
 def _load(model: torch.nn.Module, state: dict[str, Tensor], missing: set[str]) -> None:
-    """Load a whole state; anything missing beside `missing`, or left over, is an error."""
+    """Load a complete state; raise if anything beside `missing` is missing, or unexpected."""
     result = model.load_state_dict(state, strict=False)
-    lost = set(result.missing_keys) - missing
-    if lost or result.unexpected_keys:
+    absent = sorted(set(result.missing_keys) - missing)
+    if absent or result.unexpected_keys:
         raise ValueError(
-            f"weights: missing {sorted(lost) or 'none'}, unknown {result.unexpected_keys or 'none'}"
+            f"weights: missing {absent or 'none'}, unknown {result.unexpected_keys or 'none'}"
         )
