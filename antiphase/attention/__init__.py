@@ -4,10 +4,10 @@ The classes are public names of this package. They derive from the registry and 
 first use: `from antiphase.attention import DiffV1`.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from antiphase.attention.registry import CLASSES, MECHANISMS, mechanism
+from antiphase.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from antiphase.attention.base import Attention as Attention
@@ -21,12 +21,7 @@ _MODULES = {
     "Heads": "heads",
 }
 __all__ = ["MECHANISMS", "mechanism", *_MODULES]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = lazy_names(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -45,7 +45,7 @@ def with_attention(config: AntiphaseConfig, attention: str) -> AntiphaseConfig:
     fields = config.to_dict()
     if attention != config.attention:
         fields |= {"attention": attention, "attention_options": {}}
-    return AntiphaseConfig(**fields)
+    return AntiphaseConfig.from_dict(fields)  # a loaded one may have fields of its own
 
 
 def shape_rows(
