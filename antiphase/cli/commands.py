@@ -175,8 +175,8 @@ def compare(
     """Put runs side by side: parameters, scores with intervals over seeds, speed."""
     from rich.table import Table
 
-    from antiphase.training.compare import compare as groups_of
-    from antiphase.training.compare import ended_runs
+    from antiphase.analysis.compare_runs import compare as groups_of
+    from antiphase.analysis.compare_runs import ended_runs
     from antiphase.training.run_card import draw_curves
 
     if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):

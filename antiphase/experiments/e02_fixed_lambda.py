@@ -1,7 +1,7 @@
 """Test 2: does pure cancellation do it, lam fixed, as distractors grow."""
 
 from antiphase.analysis.statistics import bootstrap, difference
-from antiphase.experiments.accuracy_contests import STRESS, accuracy, contest, gain
+from antiphase.experiments.accuracy_under_stress import STRESS, accuracy, contest, gain
 from antiphase.experiments.arms import Arm
 from antiphase.experiments.experiment import (
     V1,

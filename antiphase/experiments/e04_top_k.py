@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from antiphase.experiments.accuracy_contests import contest, under_stress
+from antiphase.experiments.accuracy_under_stress import contest, under_stress
 from antiphase.experiments.arms import Arm
 from antiphase.experiments.experiment import STANDARD, V1, Experiment, Measured, Shelf, base
 from antiphase.experiments.model_measurements import HARD, answers

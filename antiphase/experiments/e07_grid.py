@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antiphase.analysis.statistics import Values, difference
-from antiphase.experiments.accuracy_contests import unlearned
+from antiphase.experiments.accuracy_under_stress import unlearned
 from antiphase.experiments.arms import Arm, Trained
 from antiphase.experiments.experiment import (
     STANDARD,

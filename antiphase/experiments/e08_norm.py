@@ -1,6 +1,6 @@
 """Test 8: is it the head norm."""
 
-from antiphase.experiments.accuracy_contests import contest, gain
+from antiphase.experiments.accuracy_under_stress import contest, gain
 from antiphase.experiments.arms import Arm
 from antiphase.experiments.experiment import STANDARD, V1, Experiment, Measured, Shelf, base
 from antiphase.experiments.verdicts import Prediction

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from antiphase.experiments.accuracy_contests import STRESS
+from antiphase.experiments.accuracy_under_stress import STRESS
 from antiphase.experiments.arms import Arm, Trained
 from antiphase.experiments.experiment import (
     Experiment,

@@ -1,6 +1,6 @@
 """Test 12: can a gated layer match it at equal parameters."""
 
-from antiphase.experiments.accuracy_contests import contest, gain
+from antiphase.experiments.accuracy_under_stress import contest, gain
 from antiphase.experiments.e11_sinks import GATED
 from antiphase.experiments.experiment import STANDARD, V1, V2, Experiment, Measured, Shelf
 from antiphase.experiments.verdicts import Prediction

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from antiphase.analysis.metrics import rank
-from antiphase.experiments.accuracy_contests import STRESS, contest, gain
+from antiphase.experiments.accuracy_under_stress import STRESS, contest, gain
 from antiphase.experiments.arms import Arm, Trained
 from antiphase.experiments.experiment import (
     STANDARD,

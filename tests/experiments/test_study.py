@@ -63,9 +63,9 @@ def test_a_quick_study_ends_with_verdicts_and_a_page(small_lab, folder):  # noqa
     assert again == study
     write_report(study, folder)
     text = (folder / "report.md").read_text()
-    for still in re.findall(r"\((pictures/.*?)\)", text):
+    for still in re.findall(r"\((figures/.*?)\)", text):
         assert (folder / still).stat().st_size > 5_000
-    assert text.count("(pictures/") == sum(len(r.pictures) for r in study.results)
+    assert text.count("(figures/") == sum(len(r.pictures) for r in study.results)
     for row in verdict_rows(study):
         assert "| " + " | ".join(row) + " |" in text
 

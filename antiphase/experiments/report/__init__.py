@@ -14,6 +14,6 @@ __all__ = ["verdict_rows", "write_report"]
 def write_report(study: Study, folder: Path) -> Path:
     """Write the page, the Markdown and its pictures; return the page."""
     write_html(study, folder / "report.html")
-    write_stills(study.results, folder / "pictures")
+    write_stills(study.results, folder / "figures")
     write_whole(folder / "report.md", as_markdown(study))
     return folder / "report.html"

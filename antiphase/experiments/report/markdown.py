@@ -100,7 +100,7 @@ def _section(result: Result) -> str:
     parts += [f"\n**{note}**" for note in result.notes]
     parts.append("")
     for name, picture in zip(still_names(result), result.pictures, strict=True):
-        parts.append(f"![{picture.title}](pictures/{name})")
+        parts.append(f"![{picture.title}](figures/{name})")
     for table in result.tables:
         parts += [f"\n{table.title}:\n", _of(table)]
     other = {
