@@ -175,22 +175,21 @@ def compare(
     """Put runs side by side: parameters, scores with intervals over seeds, speed."""
     from rich.table import Table
 
-    from antiphase.analysis.compare_runs import compare as groups_of
-    from antiphase.analysis.compare_runs import ended_runs
+    from antiphase.analysis.compare_runs import compare_runs, finished_runs
     from antiphase.training.run_card import draw_curves
 
     if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):
         fail(f"--plot: got {plot}, expected a name that ends in .png, .svg or .pdf")
-    ended, others = ended_runs(runs)
+    ended, others = finished_runs(runs)
     for folder, why in others.items():
         typer.echo(f"antiphase: {folder}: {why}; left out", err=True)
     if not ended:
         fail("there is no ended run among these folders")
-    groups = groups_of(ended)
+    groups = compare_runs(ended)
     names = [n for n in groups[0].scores if all(n in g.scores for g in groups)]
     table = Table("run", "seeds", "parameters", *names)
     for group in groups:
-        scores = [str(group.scores[name]) for name in names]
+        scores = [group.scores[name].plus_minus() for name in names]
         table.add_row(group.title, str(len(group.seeds)), f"{group.parameters:,}", *scores)
     console.print(table)
     if plot is not None:
@@ -221,24 +220,24 @@ def analyze(
 ) -> None:
     """Look into a model: maps, noise, ranks and sinks by layer and head."""
     from antiphase.analysis.analyze import analyze as measure
-    from antiphase.analysis.plots import draw
+    from antiphase.analysis.plots import draw_analysis
     from antiphase.analysis.tables import tables
-    from antiphase.analysis.targets import subject
+    from antiphase.analysis.targets import load_target
     from antiphase.models.locate import shipped_models
 
     if texts < 1 or (length is not None and length < 8):
         fail(f"--texts {texts}, --length {length}: expected at least 1, and 8")
     for name in [model] if model else list(shipped_models()):
         with console.status(f"looking into {name}"):
-            seen = subject(name, text=text, task=task, texts=texts, length=length)
-            found = measure(seen.model, seen.ids, seen.truth)
-        for table in tables(found, Path(name).name):
+            target = load_target(name, text=text, task=task, sequences=texts, length=length)
+            found = measure(target.model, target.ids, target.truth)
+        for table in tables(found, Path(name).name, console.width):
             console.print(table)
         folder = out / Path(name).name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "analysis.json").write_text(json.dumps(found.as_json(), indent=1))
         if importlib.util.find_spec("matplotlib") is not None:
-            draw(found, folder)
+            draw_analysis(found, folder)
         console.print(f"wrote {folder}", highlight=False, soft_wrap=True)
 
 
@@ -254,22 +253,24 @@ def lab(
     seeds: Annotated[int, typer.Option(help="how many seeds")] = 3,
 ) -> None:
     """Settle why differential attention works: train, measure, judge, report."""
-    from rich.table import Table
-
-    from antiphase.experiments.registry import EXPERIMENTS, experiments
-    from antiphase.experiments.report import verdict_rows, write_report
-    from antiphase.experiments.study import conduct, load
-    from antiphase.experiments.verdicts import READINGS
+    from antiphase.experiments.registry import EXPERIMENTS, select_tests
 
     if listing:
         for number, kind in EXPERIMENTS.items():
             quick = "  (quick)" if kind.quick else ""
             console.print(f"{number:3}  {kind.title}: {kind.question}{quick}", highlight=False)
         return
+    from rich.table import Table
+
+    from antiphase.experiments.report import cell_text, verdict_rows, write_report
+    from antiphase.experiments.results import load_study
+    from antiphase.experiments.study import run_study
+    from antiphase.experiments.verdicts import READINGS
+
     if missing := [m for m in ("plotly", "matplotlib") if importlib.util.find_spec(m) is None]:
         fail(f"the report needs {' and '.join(missing)}; pip install 'antiphase[lab]'")
     if report is not None:
-        study, out = load(report), report
+        study, out = load_study(report), report
     else:
         if seeds < 1:
             fail(f"--seeds: got {seeds}, expected at least 1")
@@ -277,13 +278,13 @@ def lab(
             numbers = [int(n) for n in only.split(",")] if only else None
         except ValueError:
             fail(f"--only: got {only!r}, expected numbers and commas, e.g. 7,8")
-        tests = experiments(numbers, full)
-        name = f"tests {only}" if only else "full" if full else "quick"
-        study = conduct(tests, out, console, kind=name, quick=name == "quick", seeds=range(seeds))
+        tests = select_tests(numbers, full)
+        quick_arms = not (only or full)
+        study = run_study(tests, out, console, quick=quick_arms, seeds=range(seeds))
         study.save(out)
     table = Table("test", *READINGS)
     for row in verdict_rows(study):
-        table.add_row(*row)
+        table.add_row(*map(cell_text, row))
     console.print(table)
     page = write_report(study, out)
     console.print(f"wrote {page} and report.md", highlight=False, soft_wrap=True)
