@@ -5,8 +5,10 @@ marker and pattern, too, so that figures work without colour. Styles come in the
 drawing library, in the same order.
 """
 
+from typing import Any
+
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-DIVERGING = ("#D55E00", "#FFFFFF", "#0072B2")  # below zero, zero, above zero
+DIVERGING = (COLOURS[1], "#FFFFFF", COLOURS[0])  # below zero, zero, above zero
 
 MATPLOTLIB_MARKERS = ("o", "s", "D", "P", "X", "^", "*")
 MATPLOTLIB_LINES = ("-", "--", ":", "-.")
@@ -15,6 +17,13 @@ MATPLOTLIB_HATCHES = ("", "//", "xx", "..", "\\\\")
 PLOTLY_MARKERS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
 PLOTLY_LINES = ("solid", "dash", "dot", "dashdot")
 PLOTLY_PATTERNS = ("", "/", "x", ".", "\\")
+
+
+def diverging_colormap() -> Any:
+    """Return the colours of signed values as a matplotlib colormap."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("diverging", DIVERGING)
 
 
 def style(options: tuple[str, ...], index: int) -> str:

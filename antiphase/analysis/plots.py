@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 
 from antiphase.analysis.analyze import Analysis
-from antiphase.analysis.palette import COLOURS, MATPLOTLIB_LINES, MATPLOTLIB_MARKERS, style
+from antiphase.analysis.palette import (
+    COLOURS,
+    MATPLOTLIB_LINES,
+    MATPLOTLIB_MARKERS,
+    diverging_colormap,
+    style,
+)
 
 BLOCK = "rows ≥ T/2 and columns < T/2"
 
@@ -47,10 +53,11 @@ def draw_analysis(analysis: Analysis, folder: Path) -> list[Path]:
 def _maps(plt: Any, analysis: Analysis, path: Path) -> Path:
     """Draw the maps of head 0 of each layer on the first sequence, side by side."""
     each = [(i, name, A[0]) for i, maps in enumerate(analysis.maps) for name, A in maps.items()]
+    colours = diverging_colormap()
     columns = len(analysis.maps[0]) if len(analysis.maps[0]) > 1 else min(len(each), 6)
     for axis, (i, name, A) in zip(_grid(plt, len(each), columns, 3.0), each, strict=False):
         most = float(np.abs(A).max()) or 1.0
-        axis.imshow(A, cmap="RdBu_r", vmin=-most, vmax=most, interpolation="nearest")
+        axis.imshow(A, cmap=colours, vmin=-most, vmax=most, interpolation="nearest")
         axis.set_title(f"layer {i}, head 0: {name}", fontsize=9)
     plt.gcf().suptitle("Attention maps of the first sequence", fontsize=10)
     return _saved(plt, path)

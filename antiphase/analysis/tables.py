@@ -27,7 +27,7 @@ def tables(analysis: Analysis, title: str, width: int = 80) -> Iterator[Table]:
 
     """
     heads = analysis.heads
-    name = f"{title} ({analysis.model})"
+    name = title if title == analysis.model else f"{title} ({analysis.model})"
     if len(heads) > MANY_HEADS:
         layers = sorted({row["layer"] for row in heads})
         means = {f"{layer:.0f}": _mean(heads, layer) for layer in layers}

@@ -14,7 +14,7 @@ from antiphase.models import AntiphaseForCausalLM
 from antiphase.models.locate import locate_model
 from antiphase.tasks import task as task_of
 from antiphase.tasks.text.corpus import documents
-from antiphase.training import load_recipe
+from antiphase.training import Recipe, load_recipe
 
 TEXT_ROWS = 64  # rows captured of a sequence of natural-language text, at its end
 
@@ -49,9 +49,7 @@ def load_target(
 
     """
     folder = Path(locate_model(name))
-    recipe = next(
-        (p for p in (folder / "recipe.yaml", folder.parent / "recipe.yaml") if p.is_file()), None
-    )
+    recipe = training_recipe(folder)
     disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -62,12 +60,11 @@ def load_target(
         return AnalysisTarget(name, model, ids, without_answers(ids, TEXT_ROWS))
     kind, options = task or "needle", {}
     if recipe is not None:
-        trained = load_recipe(str(recipe))
-        if trained.task == "language":
+        if recipe.task == "language":
             ids = _tokenized(folder, ["stdlib"], sequences, length or 256)
             return AnalysisTarget(name, model, ids, without_answers(ids, TEXT_ROWS))
-        if task in (None, trained.task):
-            kind, options = trained.task, dict(trained.task_options)
+        if task in (None, recipe.task):
+            kind, options = recipe.task, dict(recipe.task_options)
     if length is not None:
         options["length"] = length
     examples = task_of(kind)(split="test", size=sequences, **options).examples(range(sequences))
@@ -77,6 +74,12 @@ def load_target(
             f"{examples.tokens.max() + 1}; give the run that trained it, or --text"
         )
     return AnalysisTarget(name, model, torch.from_numpy(examples.tokens), ground_truth(examples))
+
+
+def training_recipe(folder: Path) -> Recipe | None:
+    """Return the recipe that a model folder was trained with: inside it, or in its run folder."""
+    places = (folder / "recipe.yaml", folder.parent / "recipe.yaml")
+    return next((load_recipe(str(path)) for path in places if path.is_file()), None)
 
 
 def _tokenized(folder: Path, sources: list[str], sequences: int, length: int) -> Tensor:

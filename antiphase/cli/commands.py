@@ -214,8 +214,8 @@ def analyze(
     text: Annotated[
         Optional[list[str]], typer.Option(help="read this instead: files, globs, folders, stdlib")
     ] = None,
-    length: Annotated[Optional[int], typer.Option(help="tokens of a text")] = None,
-    texts: Annotated[int, typer.Option(help="how many texts")] = 16,
+    length: Annotated[Optional[int], typer.Option(help="tokens per sequence")] = None,
+    sequences: Annotated[int, typer.Option(help="number of sequences")] = 16,
     out: Annotated[Path, typer.Option(help="folder for JSON and pictures")] = Path("runs/analysis"),
 ) -> None:
     """Look into a model: maps, noise, ranks and sinks by layer and head."""
@@ -225,11 +225,11 @@ def analyze(
     from antiphase.analysis.targets import load_target
     from antiphase.models.locate import shipped_models
 
-    if texts < 1 or (length is not None and length < 8):
-        fail(f"--texts {texts}, --length {length}: expected at least 1, and 8")
+    if sequences < 1 or (length is not None and length < 8):
+        fail(f"--sequences {sequences}, --length {length}: expected at least 1, and 8")
     for name in [model] if model else list(shipped_models()):
         with console.status(f"looking into {name}"):
-            target = load_target(name, text=text, task=task, sequences=texts, length=length)
+            target = load_target(name, text=text, task=task, sequences=sequences, length=length)
             found = measure(target.model, target.ids, target.truth)
         for table in tables(found, Path(name).name, console.width):
             console.print(table)

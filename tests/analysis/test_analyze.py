@@ -119,7 +119,7 @@ def test_what_cannot_be_analysed_is_named(name, options, message, run, foreign, 
 
 
 def test_the_command_prints_and_writes(run, tmp_path):
-    result = CliRunner().invoke(app, ["analyze", str(run), "--texts", "2", "--out", str(tmp_path)])
+    result = CliRunner().invoke(app, ["analyze", str(run), "--sequences", "2", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     kept = json.loads((tmp_path / "r" / "analysis.json").read_text())
     assert len(kept["heads"]) == 2
@@ -147,7 +147,7 @@ def test_a_pretrained_model_at_2048_tokens_fits_in_4_gigabytes(tmp_path):
         "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
     )
     command = [sys.executable, "-m", "antiphase", "analyze", "smollm2", "--length", "2048"]
-    command += ["--texts", "2", "--out", str(tmp_path)]
+    command += ["--sequences", "2", "--out", str(tmp_path)]
     run = [sys.executable, "-c", code, *command]
     done = subprocess.run(run, capture_output=True, text=True, check=True)
     kilobytes = int(done.stdout.split()[-1])

@@ -8,10 +8,10 @@ from typing import Any
 
 from antiphase.analysis.palette import (
     COLOURS,
-    DIVERGING,
     MATPLOTLIB_HATCHES,
     MATPLOTLIB_LINES,
     MATPLOTLIB_MARKERS,
+    diverging_colormap,
     style,
 )
 from antiphase.experiments.experiment import Chart, Heatmap
@@ -73,11 +73,9 @@ def _series(axis: Any, chart: Chart) -> None:
 
 
 def _heatmap(axis: Any, heatmap: Heatmap) -> None:
-    from matplotlib.colors import LinearSegmentedColormap
-
     most = max((abs(v) for row in heatmap.values for v in row), default=1.0) or 1.0
-    colours = LinearSegmentedColormap.from_list("diverging", DIVERGING)
-    axis.imshow(heatmap.values, cmap=colours, vmin=-most, vmax=most, aspect="auto", origin="lower")
+    limits = {"cmap": diverging_colormap(), "vmin": -most, "vmax": most}
+    axis.imshow(heatmap.values, aspect="auto", origin="lower", **limits)
     axis.set_xticks(range(len(heatmap.columns)), heatmap.columns)
     axis.set_yticks(range(len(heatmap.rows)), heatmap.rows)
     for i, row in enumerate(heatmap.values):
