@@ -86,13 +86,13 @@ def _ranks(plt: Any, analysis: Analysis, path: Path) -> Path:
     names = [name for name in analysis.layers[0] if name.startswith(prefix)]
     layers = [row["layer"] for row in analysis.layers]
     for i, name in enumerate(names):
-        look = {
+        line = {
             "color": style(COLOURS, i),
             "marker": style(MATPLOTLIB_MARKERS, i),
             "linestyle": style(MATPLOTLIB_LINES, i),
         }
         ranks = [row[name] for row in analysis.layers]
-        axis.plot(layers, ranks, label=name.removeprefix(prefix), **look)
+        axis.plot(layers, ranks, label=name.removeprefix(prefix), **line)
     axis.set(xlabel="layer", title=f"Effective rank of the maps, {BLOCK}")
     axis.set_ylim(bottom=0)
     axis.legend()

@@ -87,7 +87,9 @@ def _tokenized(folder: Path, sources: list[str], sequences: int, length: int) ->
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{folder}: has no tokenizer to read a text with ({error})") from error
+        raise ValueError(
+            f"{folder}: has no tokenizer, so it cannot be analysed on text ({error})"
+        ) from error
     found: list[int] = []
     for document in documents(sources):
         found += tokenizer(document.text)["input_ids"]

@@ -79,10 +79,9 @@ def run_study(
                 result = _run(entry, chosen[number], list(seeds), scope, errors, folder)
         else:
             result = _earlier(entry, folder)
-            if result.provenance:
-                kept = f"test {number} kept from an earlier run: {result.provenance}"
-                console.print(kept, highlight=False)
         results.append(result)
+    if kept := [r.number for r in results if r.number not in chosen and not r.why_not]:
+        console.print(f"kept from earlier: tests {', '.join(map(str, kept))}", highlight=False)
     compared = [arm for arm in (STANDARD, V1) if arm.name in needed]
     claims, claims_seeds = _claims(compared, list(seeds), folder)
     return Study(results, claims, claims_seeds, environment(), COMMON.as_dict())

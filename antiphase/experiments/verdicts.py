@@ -1,7 +1,7 @@
 """From predictions written before a run, and intervals measured after it, to verdicts.
 
-A prediction and a measurement meet by an `Effect`: what was measured, of which arm, against which
-other arm, under which condition.
+A prediction and a measurement are matched by an `Effect`: the metric, the arm, the arm that it is
+compared with, and the condition.
 """
 
 from collections.abc import Collection

@@ -107,7 +107,7 @@ def test_a_sequence_without_answers_has_none():
         ("nowhere", {}, "nowhere: is not on this machine"),
         ("foreign", {"text": ["nothing/*.txt"]}, "is no file, folder or glob"),
         ("run", {"task": "recall"}, "has a vocabulary of 42, the task recall uses"),
-        ("run", {"text": ["stdlib"]}, "has no tokenizer to read a text with"),
+        ("run", {"text": ["stdlib"]}, "has no tokenizer, so it cannot be analysed on text"),
     ],
 )
 def test_what_cannot_be_analysed_is_named(name, options, message, run, foreign, monkeypatch):
@@ -119,7 +119,9 @@ def test_what_cannot_be_analysed_is_named(name, options, message, run, foreign, 
 
 
 def test_the_command_prints_and_writes(run, tmp_path):
-    result = CliRunner().invoke(app, ["analyze", str(run), "--sequences", "2", "--out", str(tmp_path)])
+    result = CliRunner().invoke(
+        app, ["analyze", str(run), "--sequences", "2", "--out", str(tmp_path)]
+    )
     assert result.exit_code == 0, result.output
     kept = json.loads((tmp_path / "r" / "analysis.json").read_text())
     assert len(kept["heads"]) == 2
@@ -154,4 +156,4 @@ def test_a_pretrained_model_at_2048_tokens_fits_in_4_gigabytes(tmp_path):
     assert kilobytes < 4e9 / 1024
     kept = json.loads((tmp_path / "smollm2" / "analysis.json").read_text())
     assert len(kept["heads"]) == 30 * 9
-    assert max(row["mass on S"] for row in kept["heads"]) > 0.5  # a sink is there to be seen
+    assert max(row["mass on S"] for row in kept["heads"]) > 0.5  # the sinks are visible

@@ -35,7 +35,7 @@ def row(*weights):
 
 UNIFORM = row(*[1 / T] * T)
 ONE_HOT = row(*[float(i == 4) for i in range(T)])
-SEEN = torch.ones(1, 1, T, dtype=torch.bool)
+VISIBLE = torch.ones(1, 1, T, dtype=torch.bool)
 
 
 def test_allocation_of_known_rows():
@@ -153,22 +153,22 @@ def test_rank_is_taken_where_causality_adds_none():
     ],
 )
 def test_sparsity_of_uniform_and_one_hot(measure, uniform, one):
-    assert float(measure(UNIFORM, SEEN)) == pytest.approx(uniform, abs=1e-9)
-    assert float(measure(ONE_HOT, SEEN)) == pytest.approx(one, abs=1e-9)
+    assert float(measure(UNIFORM, VISIBLE)) == pytest.approx(uniform, abs=1e-9)
+    assert float(measure(ONE_HOT, VISIBLE)) == pytest.approx(one, abs=1e-9)
 
 
 def test_sparsity_counts_visible_keys_only():
-    seen = torch.arange(T) < 4
+    visible = torch.arange(T) < 4
     half = row(*[0.25] * 4, *[0.0] * 6)
-    assert float(sparsity.entropy(half, seen[None, None])) == pytest.approx(1)
-    assert float(sparsity.gini(half, seen[None, None])) == pytest.approx(0)
-    assert float(sparsity.hoyer(half, seen[None, None])) == pytest.approx(0)
+    assert float(sparsity.entropy(half, visible[None, None])) == pytest.approx(1)
+    assert float(sparsity.gini(half, visible[None, None])) == pytest.approx(0)
+    assert float(sparsity.hoyer(half, visible[None, None])) == pytest.approx(0)
 
 
 def test_weights_outside_the_simplex():
     wild = row(1.5, -0.5, 0, 0, 0, 0, 0, 0, 0, 0)
-    assert float(sparsity.fraction_outside_simplex(wild, SEEN)) == pytest.approx(0.2)
-    assert float(sparsity.negative_mass(wild, SEEN)) == pytest.approx(0.25)
+    assert float(sparsity.fraction_outside_simplex(wild, VISIBLE)) == pytest.approx(0.2)
+    assert float(sparsity.negative_mass(wild, VISIBLE)) == pytest.approx(0.25)
 
 
 def test_outliers_and_sinks():

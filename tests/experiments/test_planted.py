@@ -36,7 +36,7 @@ def planted(kind: str, seed: int) -> MapsOnTask:
     R = known.relevant[:, None]
     if kind == "common noise":  # the same on I, each its own on R
         s1, s2 = torch.where(R, 2 + signal1, common), torch.where(R, signal2, common)
-    elif kind == "sparse":  # sharp rows, nothing shared
+    elif kind == "sparse":  # sharp rows, nothing in common
         s1, s2 = torch.where(R, 2 + signal1, 6 * own1), torch.where(R, signal2, 6 * own2)
     else:  # the null: common noise, but the second map is of another head
         s1, s2 = torch.where(R, 2 + signal1, common), torch.where(R, signal2, common)
