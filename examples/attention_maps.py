@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import torch
 from transformers import AutoModelForCausalLM
 
-from antiphase.analysis import capture, truth_of
+from antiphase.analysis import capture, ground_truth
 from antiphase.analysis.metrics.allocation import allocation
 from antiphase.models.locate import locate_model
 from antiphase.tasks import task
@@ -27,7 +27,7 @@ def main() -> None:
     options = parser.parse_args()
     model = AutoModelForCausalLM.from_pretrained(locate_model(options.model))
     examples = task("needle")(keys=8, noise=1.0, repeats=3, split="test").examples([0])
-    ids, truth = torch.from_numpy(examples.tokens), truth_of(examples)
+    ids, truth = torch.from_numpy(examples.tokens), ground_truth(examples)
 
     # Choose the head by the rows that predict an answer, then capture every row of its layer.
     on_answer = torch.stack(

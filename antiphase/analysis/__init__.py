@@ -1,6 +1,6 @@
-"""The lab: maps, metrics, tests, verdicts, report."""
+"""Analysis: the attention maps of one model, metrics on them, and finished runs side by side."""
 
-from antiphase.analysis.capture import Captured, LayerMaps, capture
-from antiphase.analysis.ground_truth import Truth, truth_of
+from antiphase.analysis.capture import CapturedMaps, LayerMaps, capture
+from antiphase.analysis.ground_truth import GroundTruth, ground_truth
 
-__all__ = ["Captured", "LayerMaps", "Truth", "capture", "truth_of"]
+__all__ = ["CapturedMaps", "GroundTruth", "LayerMaps", "capture", "ground_truth"]

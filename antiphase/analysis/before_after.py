@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from antiphase.analysis.capture import capture
-from antiphase.analysis.ground_truth import Truth
+from antiphase.analysis.ground_truth import GroundTruth
 from antiphase.analysis.metrics.allocation import allocation
 from antiphase.tasks import Language
 from antiphase.tasks.word_needles import Question, WordNeedles
@@ -74,7 +74,7 @@ def _ask(model: Any, question: Question) -> dict[str, float]:
     relevant[question.relevant] = True
     sink = here == 0
     irrelevant = (here <= question.row) & ~relevant & ~sink
-    truth = Truth(
+    truth = GroundTruth(
         rows=torch.tensor([[question.row]]),
         relevant=relevant[None, None],
         sink=sink[None, None],

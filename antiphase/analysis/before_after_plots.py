@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from antiphase.analysis.before_after_table import measured
-from antiphase.analysis.plots import COLOURS
+from antiphase.analysis.palette import COLOURS
 from antiphase.analysis.statistics import Interval
 
 SHARES = {"answer": "needle", "sink": "first token", "noise": "all else"}

@@ -1,6 +1,12 @@
-"""The maps of a model, layer by layer, at the rows that are asked for.
+"""Attention maps of any causal model, layer by layer, at chosen rows.
 
-Only those rows are written down, so that contexts of thousands of tokens fit; the model itself runs
+Three lines show them:
+
+    from antiphase.analysis import capture
+    maps = capture(model, ids, rows="all")
+    maps.layers[0].difference  # [B, h, T, T]
+
+Only the chosen rows are materialised, so contexts of thousands of tokens fit; the model itself runs
 on its own fast kernels.
 """
 
@@ -9,7 +15,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,82 +31,124 @@ from antiphase.ops import repeat_heads
 
 @dataclass
 class LayerMaps:
-    """One layer's maps at n rows, [B, h, n, T] in fp32; a layer with one map has no noise."""
+    """One layer's attention maps at n rows, each [B, h, n, T] in fp32.
+
+    Attributes:
+        signal: the signal map A1; of a layer with one map per head, that map.
+        difference: the map that is applied to V, A1 - lam A2.
+        noise: the noise map A2; None with one map per head.
+        lam: [B, h, n, 1]; None with one map per head.
+        scores: attention logits of each map, -inf at masked positions; with `scores=True`.
+        outputs: [B, T, h, dv], what each head passes to W_O; with `outputs=True`.
+
+    """
 
     signal: Tensor
-    difference: Tensor  # the map that meets V: signal - lam * noise
+    difference: Tensor
     noise: Tensor | None = None
-    lam: Tensor | None = None  # [B, h, n, 1]
-    scores: list[Tensor] = field(default_factory=list)  # of each map; -inf where nothing is seen
-    outputs: Tensor | None = None  # [B, T, h, dv]: what each head gives to W_O
+    lam: Tensor | None = None
+    scores: list[Tensor] = field(default_factory=list)
+    outputs: Tensor | None = None
 
 
 @dataclass
-class Captured:
-    """What a model did with a batch."""
+class CapturedMaps:
+    """What `capture` returns.
+
+    Attributes:
+        layers: the maps of each layer.
+        rows: [B, n], the rows that were captured.
+        logits: [B, n, vocabulary size], the model's logits at those rows.
+        hidden: hidden states [B, T, D] before the first layer and after each; with `hidden=True`.
+
+    """
 
     layers: list[LayerMaps]
-    rows: Tensor  # [B, n]
-    logits: Tensor  # [B, n, vocabulary], at those rows
-    hidden: tuple[Tensor, ...] = ()  # [B, T, D], before the first layer and after each
+    rows: Tensor
+    logits: Tensor
+    hidden: tuple[Tensor, ...] = ()
 
 
 @torch.no_grad()
 def capture(
     model: PreTrainedModel,
     ids: Tensor,
-    rows: Tensor | None = None,
+    rows: Tensor | Literal["all"] | None = None,
     *,
     hidden: bool = False,
     scores: bool = False,
     outputs: bool = False,
-) -> Captured:
-    """Return the maps of every layer for texts [B, T] at rows [B, n] (default: the last one).
+) -> CapturedMaps:
+    """Run a model once and return the attention maps of every layer.
 
-    Takes our models, transformers' DiffLlama (as the same model in our form) and any Hugging Face
-    causal model that goes through transformers' attention interface.
+    Args:
+        model: one of our models, transformers' DiffLlama (converted to our form first), or any
+            Hugging Face causal model that uses transformers' attention interface.
+        ids: token ids, [B, T].
+        rows: query positions, [B, n]; "all" for the complete maps; default: the last position.
+        hidden: also keep the hidden states.
+        scores: also keep the attention logits.
+        outputs: also keep the output of each head.
+
+    Returns:
+        The maps at those rows, with the model's logits there.
+
+    Raises:
+        ValueError: rows outside the sequences, or a model whose attention cannot be observed.
+
     """
     if type(model).__name__ == "DiffLlamaForCausalLM":
         model = from_diffllama(model)
-    B, T = ids.shape
-    rows = torch.full((B, 1), T - 1) if rows is None else rows
-    if rows.shape[0] != B or rows.min() < 0 or rows.max() >= T:
-        raise ValueError(
-            f"rows: got shape {tuple(rows.shape)} up to {int(rows.max())}, expected [B, n] = "
-            f"[{B}, n] below {T}"
-        )
-    rows = rows.to(model.device)
-    watch = _ours if isinstance(model, AntiphaseForCausalLM) else _foreign
+    rows = _checked_rows(rows, ids).to(model.device)
+    recording = _record_ours if isinstance(model, AntiphaseForCausalLM) else _record_foreign
     training = model.training
     model.eval()
     layers: list[LayerMaps] = []
-    wanted, where = rows.unique(return_inverse=True)  # logits of all tokens would not fit
-    only = {}
+    # logits at all positions might not fit into memory: keep those of the rows only
+    wanted, index = rows.unique(return_inverse=True)
+    keep = {}
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
-        only = {"logits_to_keep": wanted}
+        keep = {"logits_to_keep": wanted}
     try:
-        with watch(model, rows, layers, scores, outputs):
+        with recording(model, rows, layers, scores, outputs):
             out = model(
-                input_ids=ids.to(model.device), use_cache=False, output_hidden_states=hidden, **only
+                input_ids=ids.to(model.device), use_cache=False, output_hidden_states=hidden, **keep
             )
     finally:
         model.train(training)
     if not layers:
         raise ValueError(
-            f"{type(model).__name__}: does not go through transformers' attention interface, so "
-            "its maps cannot be seen"
+            f"{type(model).__name__}: does not use transformers' attention interface, so its maps "
+            "cannot be captured"
         )
-    place = where if only else rows
+    place = index if keep else rows
     logits = out.logits.gather(1, place[..., None].expand(-1, -1, out.logits.shape[-1]))
-    return Captured(layers, rows, logits.float(), out.hidden_states if hidden else ())
+    return CapturedMaps(layers, rows, logits.float(), out.hidden_states if hidden else ())
+
+
+def _checked_rows(rows: Tensor | Literal["all"] | None, ids: Tensor) -> Tensor:
+    B, T = ids.shape
+    if rows is None:
+        return torch.full((B, 1), T - 1)
+    if isinstance(rows, str):
+        if rows != "all":
+            raise ValueError(f'rows: got {rows!r}, expected a tensor [B, n], "all" or None')
+        return torch.arange(T).expand(B, -1)
+    if rows.shape[0] != B or rows.min() < 0 or rows.max() >= T:
+        raise ValueError(
+            f"rows: got shape {tuple(rows.shape)} up to {int(rows.max())}, expected [B, n] = "
+            f"[{B}, n] below {T}"
+        )
+    return rows
 
 
 def _visible(rows: Tensor, T: int) -> Tensor:
+    """Return which keys each row can attend to under a causal mask."""
     return torch.arange(T, device=rows.device) <= rows[:, None, :, None]  # [B, 1, n, T]
 
 
 def _at(t: Tensor | None, rows: Tensor) -> Tensor | None:
-    """Return t [B, h, T, w] at those rows; what does not depend on the row stays."""
+    """Return t [B, h, T, width] at those rows; what does not depend on the row is unchanged."""
     if t is None or t.dim() < 4 or t.shape[2] == 1:
         return t
     index = rows[:, None, :, None].expand(-1, t.shape[1], -1, t.shape[3])
@@ -108,18 +156,18 @@ def _at(t: Tensor | None, rows: Tensor) -> Tensor | None:
 
 
 @contextlib.contextmanager
-def _ours(
+def _record_ours(
     model: AntiphaseForCausalLM,
     rows: Tensor,
     layers: list[LayerMaps],
     scores: bool,
     outputs: bool,
 ) -> Iterator[None]:
-    """Project again beside each layer's own pass, and write down the rows' maps."""
+    """Project once more before each layer's own forward pass, and keep the maps at the rows."""
 
-    def look(layer: Attention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        asked = at_rows(_project(layer, args[0], kwargs), rows)
-        found = layer.maps(asked, causal=False, mask=_visible(rows, asked.k.shape[2]))
+    def record(layer: Attention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        heads = _at_rows(_project(layer, args[0], kwargs), rows)
+        found = layer.maps(heads, causal=False, mask=_visible(rows, heads.k.shape[2]))
         kept = LayerMaps(
             found["signal"].float(),
             found["difference"].float(),
@@ -127,7 +175,7 @@ def _ours(
             found["lam"].float() if "lam" in found else None,
         )
         if scores:
-            pairs = [(asked.q, asked.k), (asked.q2, asked.k2)]
+            pairs = [(heads.q, heads.k), (heads.q2, heads.k2)]
             kept.scores = [
                 _scores(q, k).masked_fill(~_visible(rows, k.shape[2]), -torch.inf)
                 for q, k in pairs
@@ -137,13 +185,13 @@ def _ours(
 
     def keep_outputs(layer: int) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Tensor]) -> None:
-            heads = layers[layer].signal.shape[1]
-            layers[layer].outputs = args[0].unflatten(-1, (heads, -1)).float()
+            h = layers[layer].signal.shape[1]
+            layers[layer].outputs = args[0].unflatten(-1, (h, -1)).float()
 
         return hook
 
     hooks = [
-        layer.register_forward_pre_hook(look, with_kwargs=True)
+        layer.register_forward_pre_hook(record, with_kwargs=True)
         for layer in model.model.attention_layers
     ]
     if outputs:
@@ -160,14 +208,23 @@ def _ours(
 
 @torch.no_grad()
 def projections(model: AntiphaseForCausalLM, ids: Tensor) -> tuple[list[Heads], tuple[Tensor, ...]]:
-    """Return queries, keys and values of every layer, and the stream before each, then the last."""
+    """Return queries, keys and values of every layer, and the residual stream.
+
+    Args:
+        model: one of our models.
+        ids: token ids, [B, T].
+
+    Returns:
+        The heads of each layer, and the hidden states [B, T, D] before each layer and at the end.
+
+    """
     found: list[Heads] = []
 
-    def look(layer: Attention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def record(layer: Attention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         found.append(_project(layer, args[0], kwargs))
 
     hooks = [
-        layer.register_forward_pre_hook(look, with_kwargs=True)
+        layer.register_forward_pre_hook(record, with_kwargs=True)
         for layer in model.model.attention_layers
     ]
     try:
@@ -179,12 +236,12 @@ def projections(model: AntiphaseForCausalLM, ids: Tensor) -> tuple[list[Heads], 
 
 
 def _project(layer: Attention, x: Tensor, kwargs: dict[str, Any]) -> Heads:
-    """Return a layer's heads from what its pass is given."""
+    """Return a layer's heads from the arguments of its forward pass."""
     return layer.project(Inputs(x, x, kwargs["rotary"], kwargs["rotary"], None))
 
 
-def at_rows(heads: Heads, rows: Tensor) -> Heads:
-    """Return heads whose queries are those of the rows; keys and values stay whole."""
+def _at_rows(heads: Heads, rows: Tensor) -> Heads:
+    """Return heads with the queries of those rows [B, n] only; keys and values stay complete."""
     q = _at(heads.q, rows)
     assert q is not None
     return dataclasses.replace(heads, q=q, q2=_at(heads.q2, rows), lam=_at(heads.lam, rows))
@@ -195,12 +252,12 @@ def _scores(q: Tensor, k: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def _foreign(
+def _record_foreign(
     model: PreTrainedModel, rows: Tensor, layers: list[LayerMaps], scores: bool, outputs: bool
 ) -> Iterator[None]:
-    """Listen at transformers' attention interface."""
+    """Keep the maps that pass through transformers' attention interface."""
 
-    def listen(call: AttentionCall) -> None:
+    def record(call: AttentionCall) -> None:
         A = call.maps(rows)
         kept = LayerMaps(A, A)
         if scores:
@@ -209,5 +266,5 @@ def _foreign(
             kept.outputs = call.out.float()
         layers.append(kept)
 
-    with attention_hook(model, listen):
+    with attention_hook(model, record):
         yield

@@ -1,4 +1,4 @@
-"""What a model should look at: the rows that predict an answer, and what each of their keys is."""
+"""Where attention should go: the rows that predict an answer, and what each of their keys is."""
 
 from dataclasses import dataclass, fields
 
@@ -10,53 +10,78 @@ from antiphase.tasks.base import Examples, Role
 
 
 @dataclass(frozen=True)
-class Truth:
-    """The rows Q [B, n] that predict an answer, and for each the kinds of its keys, [B, n, T].
+class GroundTruth:
+    """The rows Q that predict an answer, and the kind of every key position they can attend to.
 
-    R: where the answer can be found (its needle's key and value). S: the first token. I: every
-    other visible position.
+    Attributes:
+        rows: [B, n], the query positions Q.
+        relevant: [B, n, T], R: the key and the value of the needle that holds the answer.
+        sink: [B, n, T], S: the first token.
+        irrelevant: [B, n, T], I: every other visible position.
+        depth: [B, n], where the answer is, from 0 (start) to 1 (the row itself).
+
     """
 
     rows: Tensor
     relevant: Tensor
     sink: Tensor
     irrelevant: Tensor
-    depth: Tensor  # [B, n]: where the answer stands, from 0 (start) to 1 (the row itself)
+    depth: Tensor
 
     @property
     def visible(self) -> Tensor:
-        """Return every key that a row may see."""
+        """Return every key position that a row can attend to, [B, n, T]."""
         return self.relevant | self.sink | self.irrelevant
 
-    def of(self, texts: Tensor) -> "Truth":
-        """Return the truth of some texts."""
-        return Truth(*(getattr(self, f.name)[texts] for f in fields(self)))
+    def select(self, sequences: Tensor) -> "GroundTruth":
+        """Return the ground truth of some sequences of the batch, given by index."""
+        return GroundTruth(*(getattr(self, f.name)[sequences] for f in fields(self)))
 
 
-def truth_of(examples: Examples, last: int | None = None) -> Truth:
-    """Return the ground truth of a batch; `last` keeps the last targets of each text only."""
+def ground_truth(examples: Examples, last: int | None = None) -> GroundTruth:
+    """Return the ground truth of a batch of a synthetic task.
+
+    Args:
+        examples: a batch, as `task.examples(...)` returns it.
+        last: keep only this many targets of each sequence, the last ones.
+
+    Raises:
+        ValueError: the sequences do not all have the same number of targets.
+
+    """
     targets = examples.roles == Role.TARGET
     counts = set(targets.sum(1).tolist())
     if len(counts) != 1 or counts == {0}:
         raise ValueError(
-            f"truth: the texts ask for {sorted(counts)} answers each, expected the same number"
+            f"ground_truth: the sequences have {sorted(counts)} targets, expected the same number "
+            "(at least 1) in each"
         )
     n = counts.pop()
     B, T = targets.shape
-    places = np.nonzero(targets)[1].reshape(B, n)[:, -last if last else 0 :]  # of the answers
-    rows = places - 1
-    here = np.arange(T)
-    needle = np.take_along_axis(examples.needle, places, 1)  # [B, n]
-    seen = here <= rows[..., None]
-    relevant = (examples.needle[:, None, :] == needle[..., None]) & (here < rows[..., None])
+    answers = np.nonzero(targets)[1].reshape(B, n)[:, -last if last else 0 :]
+    rows = answers - 1  # a row predicts the token after it
+    position = np.arange(T)
+    needle = np.take_along_axis(examples.needle, answers, 1)  # [B, n]
+    visible = position <= rows[..., None]
+    relevant = (examples.needle[:, None, :] == needle[..., None]) & (position < rows[..., None])
     relevant &= needle[..., None] >= 0
-    sink = seen & (here == 0)
+    sink = visible & (position == 0)
     first = np.where(relevant.any(-1), relevant.argmax(-1), 0)
-    as_tensor = torch.from_numpy
-    return Truth(
-        as_tensor(rows),
-        as_tensor(relevant),
-        as_tensor(sink),
-        as_tensor(seen & ~relevant & ~sink),
-        as_tensor(first / np.maximum(rows, 1)),
+    return GroundTruth(
+        torch.from_numpy(rows),
+        torch.from_numpy(relevant),
+        torch.from_numpy(sink),
+        torch.from_numpy(visible & ~relevant & ~sink),
+        torch.from_numpy(first / np.maximum(rows, 1)),
     )
+
+
+def without_answers(ids: Tensor, rows: int) -> GroundTruth:
+    """Return the last rows of sequences [B, T] where no answer is known: R is empty."""
+    B, T = ids.shape
+    places = torch.arange(max(T - rows, 1), T).expand(B, -1)
+    position = torch.arange(T)
+    visible = position <= places[..., None]
+    sink = visible & (position == 0)
+    nothing = torch.zeros_like(visible)
+    return GroundTruth(places, nothing, sink, visible & ~sink, torch.zeros(places.shape))

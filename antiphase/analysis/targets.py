@@ -1,4 +1,4 @@
-"""What is to be analysed: a model, and texts for it, from what a user names."""
+"""What `antiphase analyze` works on: a model, and token sequences for it, from a user's names."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,76 +9,96 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from antiphase.analysis.analyze import text_truth
-from antiphase.analysis.ground_truth import Truth, truth_of
+from antiphase.analysis.ground_truth import GroundTruth, ground_truth, without_answers
 from antiphase.models import AntiphaseForCausalLM
 from antiphase.models.locate import locate_model
 from antiphase.tasks import task as task_of
 from antiphase.tasks.text.corpus import documents
-from antiphase.training import load_recipe
+from antiphase.training import Recipe, load_recipe
 
-ROWS = 64  # of a text, at its end
+TEXT_ROWS = 64  # rows captured of a sequence of natural-language text, at its end
 
 
 @dataclass
-class Subject:
-    """A model with texts, and what it should look at in them."""
+class AnalysisTarget:
+    """A model with token sequences [B, T], and where its attention should go."""
 
     title: str
     model: Any
     ids: Tensor
-    truth: Truth
+    truth: GroundTruth
 
 
-def subject(
-    name: str, *, text: list[str] | None, task: str | None, texts: int, length: int | None
-) -> Subject:
-    """Return a model by a shipped name, a run, a folder or a hub's name, with texts to read."""
+def load_target(
+    name: str, *, text: list[str] | None, task: str | None, sequences: int, length: int | None
+) -> AnalysisTarget:
+    """Load a model and make sequences for it.
+
+    Args:
+        name: a shipped model, `smollm2`, a run folder, a model folder or a hub name.
+        text: natural-language text to use: files, globs, folders or `stdlib`. Default: the
+            synthetic task of the run's recipe; for models without one, `stdlib`.
+        task: synthetic task in place of the recipe's.
+        sequences: number of sequences.
+        length: tokens per sequence; default: the task's own, 256 for language runs, 512 for
+            foreign models.
+
+    Raises:
+        ValueError: the model cannot be loaded, has no tokenizer for text, or its vocabulary is too
+            small for the task.
+
+    """
     folder = Path(locate_model(name))
-    recipe = next(
-        (p for p in (folder / "recipe.yaml", folder.parent / "recipe.yaml") if p.is_file()), None
-    )
+    recipe = training_recipe(folder)
     disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(folder).eval()
     except (OSError, ValueError) as error:
         raise ValueError(f"{name}: cannot be loaded as a causal model ({error})") from error
     if text is not None or not (recipe or isinstance(model, AntiphaseForCausalLM)):
-        ids = _read(folder, text or ["stdlib"], texts, length or 512)
-        return Subject(name, model, ids, text_truth(ids, ROWS))
+        ids = _tokenized(folder, text or ["stdlib"], sequences, length or 512)
+        return AnalysisTarget(name, model, ids, without_answers(ids, TEXT_ROWS))
     kind, options = task or "needle", {}
     if recipe is not None:
-        made = load_recipe(str(recipe))
-        if made.task == "language":
-            ids = _read(folder, text or ["stdlib"], texts, length or 256)
-            return Subject(name, model, ids, text_truth(ids, ROWS))
-        if task in (None, made.task):
-            kind, options = made.task, dict(made.task_options)
+        if recipe.task == "language":
+            ids = _tokenized(folder, ["stdlib"], sequences, length or 256)
+            return AnalysisTarget(name, model, ids, without_answers(ids, TEXT_ROWS))
+        if task in (None, recipe.task):
+            kind, options = recipe.task, dict(recipe.task_options)
     if length is not None:
         options["length"] = length
-    examples = task_of(kind)(split="test", size=texts, **options).examples(range(texts))
+    examples = task_of(kind)(split="test", size=sequences, **options).examples(range(sequences))
     if examples.tokens.max() >= model.config.vocab_size:
         raise ValueError(
             f"{name}: has a vocabulary of {model.config.vocab_size}, the task {kind} uses "
             f"{examples.tokens.max() + 1}; give the run that trained it, or --text"
         )
-    return Subject(name, model, torch.from_numpy(examples.tokens), truth_of(examples))
+    return AnalysisTarget(name, model, torch.from_numpy(examples.tokens), ground_truth(examples))
 
 
-def _read(place: Path, sources: list[str], texts: int, length: int) -> Tensor:
-    """Return pieces of real text, as the model's own tokenizer reads it."""
+def training_recipe(folder: Path) -> Recipe | None:
+    """Return the recipe that a model folder was trained with: inside it, or in its run folder."""
+    places = (folder / "recipe.yaml", folder.parent / "recipe.yaml")
+    return next((load_recipe(str(path)) for path in places if path.is_file()), None)
+
+
+def _tokenized(folder: Path, sources: list[str], sequences: int, length: int) -> Tensor:
+    """Return natural-language text in sequences [B, T] of the model's own tokenizer."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{place}: has no tokenizer to read a text with ({error})") from error
+        raise ValueError(
+            f"{folder}: has no tokenizer, so it cannot be analysed on text ({error})"
+        ) from error
     found: list[int] = []
     for document in documents(sources):
         found += tokenizer(document.text)["input_ids"]
-        if len(found) >= texts * length:
-            return torch.tensor(found[: texts * length]).view(texts, length)
-    whole = len(found) // length
-    if whole == 0:
+        if len(found) >= sequences * length:
+            return torch.tensor(found[: sequences * length]).view(sequences, length)
+    complete = len(found) // length
+    if complete == 0:
         raise ValueError(
-            f"--text: {', '.join(sources)} has {len(found)} tokens, fewer than one text of {length}"
+            f"--text: {', '.join(sources)} has {len(found)} tokens, fewer than one sequence of "
+            f"{length}"
         )
-    return torch.tensor(found[: whole * length]).view(whole, length)
+    return torch.tensor(found[: complete * length]).view(complete, length)

@@ -51,9 +51,9 @@ def analyze(
 
         require_one_of(TASKS, task=task)
     from antiphase.analysis.analyze import analyze as measure
-    from antiphase.analysis.plots import draw
+    from antiphase.analysis.plots import draw_analysis
     from antiphase.analysis.tables import tables
-    from antiphase.analysis.targets import subject
+    from antiphase.analysis.targets import load_target
     from antiphase.models.locate import locate_model, shipped_models
 
     output = Output(quiet=quiet, as_json=as_json)
@@ -62,15 +62,15 @@ def analyze(
     content = {}
     for name in [model] if model else list(shipped_models()):
         with output.progress.status(f"analyzing {name}"):
-            found = subject(name, text=text, task=task, texts=sequences, length=length)
-            result = measure(found.model, found.ids, found.truth)
-        for table in tables(result, Path(name).name):
+            target = load_target(name, text=text, task=task, sequences=sequences, length=length)
+            result = measure(target.model, target.ids, target.truth)
+        for table in tables(result, Path(name).name, output.console.width):
             output.table(table)
         folder = out / Path(name).name
         folder.mkdir(parents=True, exist_ok=True)
         content[name] = result.as_json()
         (folder / "analysis.json").write_text(json.dumps(content[name], indent=1))
         if importlib.util.find_spec("matplotlib") is not None:
-            draw(result, folder)
+            draw_analysis(result, folder)
         output.wrote(folder)
     output.json(content)

@@ -21,17 +21,16 @@ def compare(
     require_output_file("--plot", plot, PICTURES)
     if plot is not None:
         require_packages("--plot", "plots", "matplotlib")
-    from antiphase.training.compare import compare as group
-    from antiphase.training.compare import comparison_rows, ended_runs
+    from antiphase.analysis.compare_runs import compare_runs, comparison_rows, finished_runs
     from antiphase.training.run_card import draw_curves
 
     output = Output(quiet=quiet, as_json=as_json)
-    finished, others = ended_runs(runs)
+    finished, others = finished_runs(runs)
     for folder, reason in others.items():
         typer.echo(f"antiphase: {folder}: {reason}; left out", err=True)
     if not finished:
         raise ValueError("compare: no finished run among these folders")
-    groups = group(finished)
+    groups = compare_runs(finished)
     output.rows(*comparison_rows(groups))
     output.json(groups)
     if plot is not None:

@@ -39,21 +39,20 @@ def lab(
     if report is not None and not report.is_dir():
         raise ValueError(f"--report: got {report}, which is no folder of a study")
     require_packages("the report", "lab", "plotly", "matplotlib")
-    from antiphase.experiments.registry import experiments
-    from antiphase.experiments.report import verdict_rows, write_report
-    from antiphase.experiments.study import conduct, load
+    from antiphase.experiments.registry import select_tests
+    from antiphase.experiments.report import cell_text, verdict_rows, write_report
+    from antiphase.experiments.results import load_study
+    from antiphase.experiments.study import run_study
     from antiphase.experiments.verdicts import READINGS
 
     if report is not None:
-        study, out = load(report), report
+        study, out = load_study(report), report
     else:
-        tests = experiments(numbers, full)
-        kind = f"tests {only}" if only else "full" if full else "quick"
-        study = conduct(
-            tests, out, output.progress, kind=kind, quick=kind == "quick", seeds=range(seeds)
-        )
+        tests = select_tests(numbers, full)
+        quick_arms = not (only or full)
+        study = run_study(tests, out, output.progress, quick=quick_arms, seeds=range(seeds))
         study.save(out)
-    output.rows(["test", *READINGS], verdict_rows(study))
+    output.rows(["test", *READINGS], [list(map(cell_text, row)) for row in verdict_rows(study)])
     page = write_report(study, out)
     output.wrote(page)
     output.note(f"wrote {page.with_name('report.md')}")

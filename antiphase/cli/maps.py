@@ -34,9 +34,7 @@ def maps(
 
     for name in (standard, differential):
         locate_model(name)  # a wrong name is found before any work
-    from antiphase.analysis.map_figure import (  # type: ignore[import-untyped,unused-ignore]
-        draw_map_figure,
-    )
+    from antiphase.analysis.map_figure import draw_map_figure
 
     output = Output(quiet=quiet)
     with output.progress.status("drawing"):

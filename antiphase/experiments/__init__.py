@@ -1,1 +1,1 @@
-"""The tests of the lab, one a file."""
+"""Experiments: the tests of the lab, one per file, and what runs, judges and reports them."""

@@ -1,4 +1,7 @@
-"""The trained models that tests share: named by what decides their outcome, trained once."""
+"""Arms: the kinds of models that tests compare, and the training runs that make them.
+
+A run is named by everything that decides its outcome, so tests share runs and none is repeated.
+"""
 
 import hashlib
 import json
@@ -6,34 +9,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from antiphase.analysis.compare_runs import flat_fields
 from antiphase.attention import mechanism
-from antiphase.experiments.engine import alone
-from antiphase.models import AntiphaseForCausalLM
+from antiphase.experiments.engine import exclusive_lock
 from antiphase.tasks import task
-from antiphase.training import Recipe, resume, train
+from antiphase.training import Recipe, load_recipe, resume, train
 from antiphase.training.callbacks import read_metrics
+
+SEEDS = (0, 1, 2)
+MILESTONES = [0, 100, 200, 300, 400, 500, 600, 700]
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One kind of model in a test: a name for tables, and its recipe but for the seed."""
+    """One kind of model in a test: a name for tables, and its recipe except for the seed."""
 
     name: str
     recipe: Recipe
 
-    def job(self, seed: int) -> "Job":
+    def training_run(self, seed: int) -> "TrainingRun":
         """Return the run of that seed."""
-        return Job(self.recipe.changed(seed=seed))
+        return TrainingRun(self.recipe.changed(seed=seed))
 
-    def settings(self, common: Recipe) -> str:
-        """Return what its recipe has that the common one has not."""
-        usual, mine = flat(common.as_dict()), flat(self.recipe.as_dict())
+    def changes(self, common: Recipe) -> str:
+        """Return the fields in which the arm's recipe differs from the common one."""
+        usual, mine = flat_fields(common.as_dict()), flat_fields(self.recipe.as_dict())
         return ", ".join(f"{k}={v}" for k, v in mine.items() if usual.get(k) != v)
 
 
 @dataclass(frozen=True)
-class Job:
-    """One training run."""
+class TrainingRun:
+    """One training run, as a `Job` for the engine."""
 
     recipe: Recipe
 
@@ -42,7 +48,7 @@ class Job:
 
     @property
     def key(self) -> str:
-        """Return a name of everything that decides the outcome.
+        """Return a name made of everything that decides the outcome.
 
         The versions of mechanism and task are raised by hand when their meaning changes.
         """
@@ -58,60 +64,57 @@ class Job:
         what = f"{self.recipe.attention}({options})" if options else self.recipe.attention
         return f"{self.recipe.task}, {what}, seed {self.recipe.seed}"
 
-    def folder(self, root: Path) -> Path:
-        """Return where the run is kept."""
-        return root / self.key
-
-    def finished(self, root: Path) -> bool:
-        """Return whether it is there already."""
-        return (self.folder(root) / "model" / "config.json").is_file()
-
     @property
     def cost(self) -> float:
-        """Return the tokens it reads."""
+        """Return the number of training tokens."""
         length = int(self.recipe.task_options.get("length", 64))
         return float(self.recipe.steps * self.recipe.batch_size * length)
 
+    def folder(self, root: Path) -> Path:
+        """Return the run's folder under the root of all runs."""
+        return root / self.key
+
+    def finished(self, root: Path) -> bool:
+        """Return whether the trained model exists."""
+        return (self.folder(root) / "model" / "config.json").is_file()
+
     def done(self, root: Path) -> float:
-        """Return the share that is done; 1 when the model is there."""
+        """Return the fraction that is done; 1 when the model exists."""
         if self.finished(root):
             return 1.0
         lines = read_metrics(self.folder(root))
         return min(lines[-1]["step"] / self.recipe.steps, 0.999) if lines else 0.0
 
     def perform(self, root: Path) -> None:
-        """Train it, go on with it, or do nothing if it is finished; never twice at once."""
+        """Train, resume, or do nothing if it is finished; never twice at once."""
         folder = self.folder(root)
-        with alone(root / f"{self.key}.lock"):
+        with exclusive_lock(root / f"{self.key}.lock"):
             if not (folder / "recipe.yaml").is_file():
                 train(self.recipe, folder, force=True, quiet=True)
             else:
                 resume(folder, quiet=True)
 
 
-def flat(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return options one level down under names like `task_options.length`."""
-    found: dict[str, Any] = {}
-    for name, value in fields.items():
-        parts = value if isinstance(value, dict) else None
-        found |= {name: value} if parts is None else {f"{name}.{k}": v for k, v in parts.items()}
-    return found
+def base_recipe(attention: str, length: int = 64, **changes: Any) -> Recipe:
+    """Return the recipe that all arms share, for a mechanism and a sequence length.
+
+    A longer sequence keeps the tokens per step, and needles repeat as often per token, so that the
+    number of questions per step stays the same.
+    """
+    recipe = load_recipe("needle-nano")
+    options = {**recipe.task_options, "length": length, "repeats": length // 16 - 1}
+    return recipe.changed(
+        attention=attention,
+        task_options=options,
+        batch_size=recipe.batch_size * 64 // length,
+        steps=700,
+        threads=1,
+        evaluate_every=100,
+        checkpoint_every=350,
+    ).changed(**changes)
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A finished run."""
-
-    job: Job
-    folder: Path
-
-    def model(self, step: int | None = None) -> AntiphaseForCausalLM:
-        """Return the model, at its end or at a milestone."""
-        path = self.folder / ("model" if step is None else f"milestones/step{step}")
-        return AntiphaseForCausalLM.from_pretrained(path).eval()
-
-    def held_out(self, size: int, split: str = "test", **changes: Any) -> Any:
-        """Return unseen examples of the run's task, or of the same with other options."""
-        recipe = self.job.recipe
-        options = {**recipe.task_options, **changes}
-        return task(recipe.task)(split=split, size=size, seed=recipe.seed, **options)
+COMMON = base_recipe("standard", milestones=MILESTONES)
+STANDARD = Arm("standard", COMMON)
+V1 = Arm("V1", base_recipe("diff_v1", milestones=MILESTONES))
+V2 = Arm("V2", base_recipe("diff_v2", milestones=MILESTONES))

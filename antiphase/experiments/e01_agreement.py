@@ -1,6 +1,7 @@
-"""Test 1: do the two maps agree on noise, and less on signal."""
+"""Test 1: the two maps agree on noise, and less on signal, if noise is what they cancel."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,113 +14,118 @@ from antiphase.analysis.metrics.cancellation import (
     from_another_head,
 )
 from antiphase.analysis.statistics import bootstrap
-from antiphase.experiments.arms import Trained
-from antiphase.experiments.experiment import (
-    V1,
-    V2,
-    Experiment,
-    Measured,
-    Picture,
-    Shelf,
-    Table,
-    interval_row,
-)
-from antiphase.experiments.model_measurements import Look, by_example, look
-from antiphase.experiments.verdicts import Prediction
+from antiphase.experiments.arms import V1, V2
+from antiphase.experiments.experiment import Chart, Experiment, Measurement, Table, interval_row
+from antiphase.experiments.model_measurements import by_example, maps_on_task
+from antiphase.experiments.trained_models import TrainedModel, TrainedModels
+from antiphase.experiments.verdicts import Effect, Prediction
 
-Compare = Callable[[Tensor, Tensor, Tensor], Tensor]
+Metric = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+CORRELATION = "corr(log A1, log A2) on I"
+NULL = "null (A2 of another head)"
+ABOVE_NULL = Effect(CORRELATION, V1.name, versus=NULL)
+NOISE_OVER_SIGNAL = Effect(f"{CORRELATION} minus on R", V1.name)
 
 
-def on(seen: Look, kind: str, compare: Compare, null: bool = False) -> NDArray[np.float64]:
-    """Return how two maps compare on I or R, by text; the null takes the other from a neighbour."""
-    where = getattr(seen.truth, kind)
+def agreement(
+    model: TrainedModel,
+    kind: str,
+    metric: Metric = correlation,
+    null: bool = False,
+    step: int | None = None,
+) -> NDArray[np.float64]:
+    """Return how A1 and A2 compare, by example.
+
+    Args:
+        model: with two maps per head.
+        kind: on which positions, `irrelevant` or `relevant`.
+        metric: of two maps and a mask.
+        null: take A2 from another head.
+        step: a milestone; default: the run's end.
+
+    """
+    maps = maps_on_task(model, step)
+    where = getattr(maps.truth, kind)
     return by_example(
         [
-            compare(m.signal, from_another_head(m.noise) if null else m.noise, where)
-            for m in seen.layers
+            metric(m.signal, from_another_head(m.noise) if null else m.noise, where)
+            for m in maps.layers
             if m.noise is not None
         ]
     )
 
 
-class Agreement(Experiment):
+def above_null(model: TrainedModel, step: int | None = None) -> NDArray[np.float64]:
+    """Return the correlation on I above that with A2 of another head, by example."""
+    same = agreement(model, "irrelevant", step=step)
+    return same - agreement(model, "irrelevant", null=True, step=step)
+
+
+def noise_over_signal(model: TrainedModel) -> NDArray[np.float64]:
+    """Return the correlation on I minus that on R, by example."""
+    return agreement(model, "irrelevant") - agreement(model, "relevant")
+
+
+class AgreementTest(Experiment):
     """Agreement of the maps on I against R, beside a null."""
 
-    number = 1
-    title = "Agreement"
-    question = "Do the two maps carry the same noise: do they agree on what is irrelevant?"
-    quick = (V1, V2)
     arms = (V1, V2)
     predictions = (
         Prediction(
             "cancelling",
-            "V1: correlation on I, above another head's",
+            ABOVE_NULL,
             "above",
             0.1,
             "noise can only cancel if the second map of the same head has it too",
         ),
         Prediction(
             "cancelling",
-            "V1: correlation on I minus on R",
+            NOISE_OVER_SIGNAL,
             "above",
             0.1,
-            "what is shared must be the noise, not the signal",
+            "what the maps have in common must be the noise, not the signal",
         ),
         Prediction(
             "sparsity",
-            "V1: correlation on I, above another head's",
+            ABOVE_NULL,
             "equal",
             0.1,
             "a sparse signed map needs no common noise; any second map would do",
         ),
     )
 
-    def measure(self, shelf: Shelf) -> Measured:
-        def above_null(trained: Trained) -> NDArray[np.float64]:
-            seen = look(trained)
-            return on(seen, "irrelevant", correlation) - on(seen, "irrelevant", correlation, True)
-
-        def noise_over_signal(trained: Trained) -> NDArray[np.float64]:
-            seen = look(trained)
-            return on(seen, "irrelevant", correlation) - on(seen, "relevant", correlation)
-
+    def measure(self, models: TrainedModels) -> Measurement:
         effects = {
-            "V1: correlation on I, above another head's": shelf.values(V1, above_null),
-            "V1: correlation on I minus on R": shelf.values(V1, noise_over_signal),
+            ABOVE_NULL: models.values(V1, above_null),
+            NOISE_OVER_SIGNAL: models.values(V1, noise_over_signal),
         }
-        measures: dict[str, Compare] = {
+        metrics: dict[str, Metric] = {
             "correlation of logs": correlation,
             "disagreement": disagreement,
             "Jensen-Shannon, bits": divergence,
         }
+        columns = {"on I": ("irrelevant", False), "on I, null": ("irrelevant", True)}
+        columns |= {"on R": ("relevant", False)}
         rows = [
             interval_row(
                 f"{arm.name}: {name}",
                 *(
-                    shelf.values(arm, lambda t, c=compare, k=kind, n=null: on(look(t), k, c, n))  # type: ignore[misc]
-                    for kind, null in (
-                        ("irrelevant", False),
-                        ("irrelevant", True),
-                        ("relevant", False),
-                    )
+                    models.values(arm, partial(agreement, kind=kind, metric=metric, null=null))
+                    for kind, null in columns.values()
                 ),
             )
             for arm in self.arms
-            for name, compare in measures.items()
+            for name, metric in metrics.items()
         ]
-        table = Table("How alike the maps are", ["", "on I", "on I, null", "on R"], rows)
+        table = Table("Agreement of A1 and A2", ["", *columns], rows)
         series = {
             f"{arm.name} on {'I' if kind == 'irrelevant' else 'R'}": [
-                (
-                    step,
-                    bootstrap(
-                        shelf.values(arm, lambda t, s=step, k=kind: on(look(t, s), k, correlation))  # type: ignore[misc]
-                    ),
-                )
-                for step in shelf.milestones(arm)
+                (step, bootstrap(models.values(arm, partial(agreement, kind=kind, step=step))))
+                for step in models.milestones(arm)
             ]
             for arm in self.arms
             for kind in ("irrelevant", "relevant")
         }
-        picture = Picture("Correlation of the maps over training", "step", "correlation", series)
-        return Measured(effects, [table], [picture])
+        chart = Chart("Correlation of the maps over training", "step", "correlation", series)
+        return Measurement(effects, [table], [chart])

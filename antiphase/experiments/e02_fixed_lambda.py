@@ -1,62 +1,66 @@
-"""Test 2: does pure cancellation do it, lam fixed, as distractors grow."""
+"""Test 2: pure cancellation, with lam fixed, as distractors become harder."""
+
+from functools import partial
 
 from antiphase.analysis.statistics import bootstrap, difference
-from antiphase.experiments.accuracy_contests import STRESS, accuracy, contest, gain
-from antiphase.experiments.arms import Arm
-from antiphase.experiments.experiment import (
-    V1,
-    Experiment,
-    Measured,
-    Picture,
-    Shelf,
-    base,
+from antiphase.experiments.accuracy_under_stress import (
+    AS_TRAINED,
+    CONDITIONS,
+    LONGER_NEAR,
+    accuracy,
+    compare_accuracy,
+    stress_gain,
 )
-from antiphase.experiments.verdicts import Prediction
+from antiphase.experiments.arms import V1, Arm, base_recipe
+from antiphase.experiments.experiment import Chart, Experiment, Measurement
+from antiphase.experiments.trained_models import TrainedModels
+from antiphase.experiments.verdicts import Effect, Prediction
 
 FIXED = {
-    lam: Arm(f"lam = {lam}", base("diff_v1", attention_options={"lam": lam}))
+    lam: Arm(f"lam = {lam}", base_recipe("diff_v1", attention_options={"lam": lam}))
     for lam in (1.0, 0.8, 0.5, 0.0)
 }
-GROWS = "gain of lam = 1.0 over lam = 0.0, near noise minus as trained"
+GROWTH = Effect(
+    "accuracy",
+    FIXED[1.0].name,
+    versus=FIXED[0.0].name,
+    condition=f"{LONGER_NEAR}, minus {AS_TRAINED}",
+)
 
 
-class FixedLambda(Experiment):
-    """V1 with lam fixed, against learned."""
+class FixedLambdaTest(Experiment):
+    """V1 with lam fixed, against lam learned."""
 
-    number = 2
     version = 3
-    title = "Pure cancellation"
-    question = "With lam fixed at 1, 0.8, 0.5 or 0: does subtraction help more as distractors grow?"
     arms = (V1, *FIXED.values())
     predictions = (
         Prediction(
-            "cancelling", gain(V1, FIXED[0.0]), "above", 0.02, "no subtraction, no denoising"
+            "cancelling", stress_gain(V1, FIXED[0.0]), "above", 0.02, "no subtraction, no denoising"
         ),
-        Prediction("cancelling", GROWS, "above", 0.02, "more noise, more to cancel"),
+        Prediction("cancelling", GROWTH, "above", 0.02, "more noise, more to cancel"),
         Prediction(
             "unchaining",
-            gain(FIXED[0.5], FIXED[1.0]),
+            stress_gain(FIXED[0.5], FIXED[1.0]),
             "equal",
             0.02,
-            "weights leave the simplex at any lam above 0; exact cancelling is not the point",
+            "weights leave the simplex at any lam above 0; exact cancelling is not needed",
         ),
     )
 
-    def measure(self, shelf: Shelf) -> Measured:
-        found = contest(
-            shelf, self.arms, [(V1, FIXED[0.0]), (FIXED[0.5], FIXED[1.0]), (FIXED[1.0], FIXED[0.0])]
-        )
+    def measure(self, models: TrainedModels) -> Measurement:
+        pairs = [(V1, FIXED[0.0]), (FIXED[0.5], FIXED[1.0]), (FIXED[1.0], FIXED[0.0])]
+        found = compare_accuracy(models, self.arms, pairs)
         hard, easy = (
-            shelf.gain(FIXED[1.0], FIXED[0.0], lambda t, u=under: accuracy(t, u))  # type: ignore[misc]
-            for under in ("twice as long, near noise", "as trained")
+            models.gain(FIXED[1.0], FIXED[0.0], partial(accuracy, condition=name))
+            for name in (LONGER_NEAR, AS_TRAINED)
         )
-        found.effects[GROWS] = difference(hard, easy)
+        found.effects[GROWTH] = difference(hard, easy)
         series = {
             arm.name: [
-                (under, bootstrap(shelf.values(arm, lambda t, u=under: accuracy(t, u))))  # type: ignore[misc]
-                for under in STRESS
+                (name, bootstrap(models.values(arm, partial(accuracy, condition=name))))
+                for name in CONDITIONS
             ]
             for arm in self.arms
         }
-        found.pictures.append(Picture("Accuracy as it gets harder", "", "accuracy", series))
+        found.figures.append(Chart("Accuracy by condition", "", "accuracy", series))
         return found

@@ -1,4 +1,4 @@
-"""Test 3: does training push the two maps together on the noise."""
+"""Test 3: whether training makes the two maps agree on the noise."""
 
 from typing import Any
 
@@ -6,36 +6,29 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from antiphase.analysis.metrics.cancellation import correlation
 from antiphase.analysis.metrics.dynamics import hessian_extremes, pair_gradients
-from antiphase.analysis.statistics import bootstrap
-from antiphase.experiments.arms import Trained
-from antiphase.experiments.e01_agreement import on
+from antiphase.analysis.statistics import Interval, bootstrap
+from antiphase.experiments.arms import V1
+from antiphase.experiments.e01_agreement import CORRELATION, NULL, above_null
 from antiphase.experiments.experiment import (
-    V1,
+    Chart,
     Experiment,
-    Heatmap,
-    Measured,
-    Picture,
-    Shelf,
+    Figure,
+    Measurement,
     Table,
     interval_row,
 )
-from antiphase.experiments.model_measurements import look
-from antiphase.experiments.verdicts import Prediction
+from antiphase.experiments.trained_models import TrainedModel, TrainedModels
+from antiphase.experiments.verdicts import Effect, Prediction
 from antiphase.tasks.base import as_tensors
 from antiphase.training.callbacks import lambdas, read_metrics
 
-EFFECT = "V1: correlation on I above another head's, end minus start"
+RISE = Effect(CORRELATION, V1.name, versus=NULL, condition="end minus start of training")
 
 
-class Gradients(Experiment):
+class GradientsTest(Experiment):
     """Agreement on I before and after training; gradients of the pair; curvature."""
 
-    number = 3
-    title = "Gradient dynamics"
-    question = "Does training push the maps together on irrelevant tokens?"
-    quick = (V1,)
     version = 3
     amended = (
         "Amended after a first run: it measured the rise of the correlation alone (0.16 [0.09, "
@@ -44,57 +37,43 @@ class Gradients(Experiment):
     arms = (V1,)
     predictions = (
         Prediction(
-            "cancelling",
-            EFFECT,
-            "above",
-            0.1,
-            "if common noise is what helps, training makes it",
+            "cancelling", RISE, "above", 0.1, "if common noise is what helps, training makes it"
         ),
         Prediction(
-            "sparsity",
-            EFFECT,
-            "below",
-            0.1,
-            "a sparse signed map comes from maps that part",
+            "sparsity", RISE, "below", 0.1, "a sparse signed map comes from maps that move apart"
         ),
     )
 
-    def measure(self, shelf: Shelf) -> Measured:
-        steps = shelf.milestones(V1)
+    def measure(self, models: TrainedModels) -> Measurement:
+        steps = models.milestones(V1)
 
-        def above_null(trained: Trained, step: int) -> NDArray[np.float64]:
-            seen = look(trained, step)
-            return on(seen, "irrelevant", correlation) - on(seen, "irrelevant", correlation, True)
-
-        def pushed(trained: Trained) -> NDArray[np.float64]:
-            return above_null(trained, steps[-1]) - above_null(trained, steps[0])
+        def rise(model: TrainedModel) -> NDArray[np.float64]:
+            return above_null(model, steps[-1]) - above_null(model, steps[0])
 
         cosines = {
-            part: [
-                (step, bootstrap([np.array([v]) for v in _cosines(shelf[V1], step, part)]))
+            f"{part}1 and {part}2": [
+                (step, bootstrap([np.array([v]) for v in _cosines(models[V1], step, part)]))
                 for step in steps
             ]
             for part in ("q", "k")
         }
-        picture = Picture(
-            "Cosine of the gradients of the pair",
-            "step",
-            "cosine",
-            {f"{part}1 and {part}2": points for part, points in cosines.items()},
-        )
+        figures: list[Figure] = [
+            Chart("Cosine of the gradients of paired projections", "step", "cosine", cosines),
+            _lambda_chart(models[V1], steps),
+            _gradient_norm_chart(models[V1]),
+        ]
         rows = []
         for step in (steps[0], steps[len(steps) // 2], steps[-1]):
-            found = [_hessian(trained, step) for trained in shelf[V1]]
+            found = [_hessian(model, step) for model in models[V1]]
             largest, smallest = ([np.array([f[i]]) for f in found] for i in (0, 1))
             rows.append(interval_row(f"step {step}", largest, smallest))
         table = Table("Eigenvalues of the loss's Hessian", ["", "largest", "smallest"], rows)
-        pictures: list[Picture | Heatmap] = [picture, _lambdas(shelf[V1], steps), _norms(shelf[V1])]
-        return Measured({EFFECT: shelf.values(V1, pushed)}, [table], pictures)
+        return Measurement({RISE: models.values(V1, rise)}, [table], figures)
 
 
-def _lambdas(models: list[Trained], steps: list[int]) -> Picture:
+def _lambda_chart(models: list[TrainedModel], steps: list[int]) -> Chart:
     """Return lam of each layer over training."""
-    found = {step: [lambdas(trained.model(step)) for trained in models] for step in steps}
+    found = {step: [lambdas(model.load(step)) for model in models] for step in steps}
     series = {
         f"layer {name.removeprefix('lam_')}": [
             (step, bootstrap([np.array([seed[name]]) for seed in seeds]))
@@ -102,33 +81,34 @@ def _lambdas(models: list[Trained], steps: list[int]) -> Picture:
         ]
         for name in found[steps[0]][0]
     }
-    return Picture("lam over training", "step", "lam", series)
+    return Chart("lam over training", "step", "lam", series)
 
 
-def _norms(models: list[Trained]) -> Picture:
-    """Return the gradient's norm over training, by the logged steps of each seed."""
-    series: dict[str, list[tuple[Any, Any]]] = {}
-    for trained in models:
-        lines = [line for line in read_metrics(trained.folder) if "grad_norm" in line]
+def _gradient_norm_chart(models: list[TrainedModel]) -> Chart:
+    """Return the gradient norm over training, at the logged steps of each seed."""
+    series: dict[str, list[tuple[Any, Interval]]] = {}
+    for model in models:
+        lines = [line for line in read_metrics(model.folder) if "grad_norm" in line]
         points = [(line["step"], bootstrap([np.array([line["grad_norm"]])])) for line in lines]
-        series[f"seed {trained.job.recipe.seed}"] = points
-    return Picture("Norm of the gradient, before clipping at 1", "step", "norm", series)
+        series[f"seed {model.run.recipe.seed}"] = points
+    return Chart("Gradient norm, before clipping at 1", "step", "norm", series)
 
 
-def _batch(trained: Trained, size: int) -> dict[str, torch.Tensor]:
-    tensors = as_tensors(trained.held_out(size).examples(range(size)))
+def _batch(model: TrainedModel, size: int) -> dict[str, torch.Tensor]:
+    tensors = as_tensors(model.held_out(size).examples(range(size)))
     return {name: tensors[name] for name in ("input_ids", "labels")}
 
 
-def _cosines(models: list[Trained], step: int, part: str) -> list[float]:
+def _cosines(models: list[TrainedModel], step: int, part: str) -> list[float]:
+    """Return the mean cosine over layers of the gradients of a pair, per seed."""
     found = []
-    for trained in models:
-        model = trained.model(step)
-        model(**_batch(trained, 32), use_cache=False).loss.backward()
-        layers = model.model.attention_layers
+    for model in models:
+        net = model.load(step)
+        net(**_batch(model, 32), use_cache=False).loss.backward()
+        layers = net.model.attention_layers
         found.append(float(np.mean([pair_gradients(layer)[part] for layer in layers])))
     return found
 
 
-def _hessian(trained: Trained, step: int) -> tuple[float, float]:
-    return hessian_extremes(trained.model(step), _batch(trained, 8), steps=12)
+def _hessian(model: TrainedModel, step: int) -> tuple[float, float]:
+    return hessian_extremes(model.load(step), _batch(model, 8), steps=12)

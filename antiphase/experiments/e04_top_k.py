@@ -1,37 +1,40 @@
-"""Test 4: would any sparse attention do; Standard attention over the k largest scores."""
+"""Test 4: standard attention over the k largest scores, since any sparse attention might do."""
 
 import numpy as np
 
-from antiphase.experiments.accuracy_contests import contest, under_stress
-from antiphase.experiments.arms import Arm
-from antiphase.experiments.experiment import STANDARD, V1, Experiment, Measured, Shelf, base
-from antiphase.experiments.model_measurements import HARD, answers
-from antiphase.experiments.verdicts import Prediction
+from antiphase.experiments.accuracy_under_stress import STRESS, compare_accuracy, stress_accuracy
+from antiphase.experiments.arms import STANDARD, V1, Arm, base_recipe
+from antiphase.experiments.experiment import Experiment, Measurement
+from antiphase.experiments.model_measurements import NEEDLES_ONCE, answers
+from antiphase.experiments.trained_models import TrainedModels
+from antiphase.experiments.verdicts import Effect, Prediction
 
-SWEPT = [Arm(f"top {k}", base("top_k", attention_options={"k": k})) for k in (2, 4, 8, 16)]
-EFFECT = "accuracy under stress, best top-k minus V1"
+SWEEP = [Arm(f"top {k}", base_recipe("top_k", attention_options={"k": k})) for k in (2, 4, 8, 16)]
+BEST_GAIN = Effect("accuracy", "best top-k", versus=V1.name, condition=STRESS)
 
 
-class TopK(Experiment):
+class TopKTest(Experiment):
     """Top-k attention, k swept; the best k is chosen on other examples than it is scored on."""
 
-    number = 4
     version = 3
-    title = "Top-k"
-    question = "Does standard attention with top-k do as well as V1?"
-    arms = (STANDARD, V1, *SWEPT)
+    arms = (STANDARD, V1, *SWEEP)
     predictions = (
-        Prediction("sparsity", EFFECT, "equal", 0.03, "any sparse attention would do"),
-        Prediction("cancelling", EFFECT, "below", 0.02, "sparsity without subtraction keeps noise"),
+        Prediction("sparsity", BEST_GAIN, "equal", 0.03, "any sparse attention would do"),
+        Prediction(
+            "cancelling", BEST_GAIN, "below", 0.02, "sparsity without subtraction keeps noise"
+        ),
     )
 
-    def measure(self, shelf: Shelf) -> Measured:
-        found = contest(shelf, self.arms, [(V1, STANDARD)])
-        best = max(SWEPT, key=lambda arm: _chosen_by(shelf, arm))
-        found.effects[EFFECT] = shelf.gain(best, V1, under_stress)
+    def measure(self, models: TrainedModels) -> Measurement:
+        found = compare_accuracy(models, self.arms, [(V1, STANDARD)])
+        best = max(SWEEP, key=lambda arm: _validation_accuracy(models, arm))
+        found.effects[BEST_GAIN] = models.gain(best, V1, stress_accuracy)
         return found
 
 
-def _chosen_by(shelf: Shelf, arm: Arm) -> float:
-    scores = [answers(t, split="validation", **HARD, length=128).right.mean() for t in shelf[arm]]
+def _validation_accuracy(models: TrainedModels, arm: Arm) -> float:
+    scores = [
+        answers(model, split="validation", **NEEDLES_ONCE, length=128).correct.mean()
+        for model in models[arm]
+    ]
     return float(np.mean(scores))

@@ -1,4 +1,4 @@
-"""Test 5: are differential maps sparser than standard ones, and outside the simplex."""
+"""Test 5: whether differential maps are sparser than standard ones, or leave the simplex."""
 
 from functools import partial
 
@@ -6,77 +6,71 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antiphase.analysis.metrics import sparsity
-from antiphase.experiments.arms import Trained
+from antiphase.experiments.arms import STANDARD, V1, V2
 from antiphase.experiments.experiment import (
-    STANDARD,
-    V1,
-    V2,
     Experiment,
-    Measured,
-    Shelf,
+    Measurement,
     Table,
-    bars,
+    bar_chart,
     interval_row,
 )
-from antiphase.experiments.model_measurements import by_example, look
-from antiphase.experiments.verdicts import Prediction
+from antiphase.experiments.model_measurements import by_example, maps_on_task
+from antiphase.experiments.trained_models import TrainedModel, TrainedModels
+from antiphase.experiments.verdicts import Effect, Prediction
 
-MEASURES = {
+METRICS = {
     "entropy": sparsity.entropy,
     "Gini": sparsity.gini,
     "Hoyer": sparsity.hoyer,
-    "share above 1/T": sparsity.share_above,
+    "fraction above 1/T": sparsity.fraction_above_uniform,
     "negative mass": sparsity.negative_mass,
-    "largest weight": sparsity.max_weight,
-    "outside [0, 1]": sparsity.outside,
+    "max weight": sparsity.max_weight,
+    "fraction outside [0, 1]": sparsity.fraction_outside_simplex,
 }
+GINI = Effect("Gini", V1.name, versus=STANDARD.name)
+ENTROPY = Effect("entropy", V1.name, versus=STANDARD.name)
+NEGATIVE_MASS = {arm.name: Effect("negative mass", arm.name) for arm in (V1, V2)}
 
 
-def mean_of(name: str, trained: Trained) -> NDArray[np.float64]:
-    """Return a measure of the maps that meet V, by text."""
-    seen = look(trained)
-    measure = MEASURES[name]
-    return by_example([measure(m.difference, seen.truth.visible) for m in seen.layers])
+def sparsity_metric(model: TrainedModel, name: str) -> NDArray[np.float64]:
+    """Return a metric of the maps that are applied to V, by example."""
+    maps = maps_on_task(model)
+    metric = METRICS[name]
+    return by_example([metric(m.difference, maps.truth.visible) for m in maps.layers])
 
 
-class Sparsity(Experiment):
-    """Concentration and sign of the maps that meet V."""
+class SparsityTest(Experiment):
+    """Concentration and sign of the maps that are applied to V."""
 
-    number = 5
     version = 2
-    title = "Sparsity"
-    question = "Are differential maps sparser than standard ones, or do they leave the simplex?"
-    quick = (STANDARD, V1, V2)
     arms = (STANDARD, V1, V2)
     predictions = (
-        Prediction("sparsity", "Gini, V1 minus standard", "above", 0.05, "sparser rows"),
-        Prediction("sparsity", "entropy, V1 minus standard", "below", 0.05, "sparser rows"),
-        Prediction(
-            "unchaining", "negative mass of V1", "above", 0.05, "weights that softmax cannot have"
-        ),
-        Prediction(
-            "unchaining", "negative mass of V2", "above", 0.05, "weights that softmax cannot have"
+        Prediction("sparsity", GINI, "above", 0.05, "sparser rows"),
+        Prediction("sparsity", ENTROPY, "below", 0.05, "sparser rows"),
+        *(
+            Prediction("unchaining", effect, "above", 0.05, "weights that softmax cannot have")
+            for effect in NEGATIVE_MASS.values()
         ),
     )
 
-    def measure(self, shelf: Shelf) -> Measured:
+    def measure(self, models: TrainedModels) -> Measurement:
         effects = {
-            "Gini, V1 minus standard": shelf.gain(V1, STANDARD, lambda t: mean_of("Gini", t)),
-            "entropy, V1 minus standard": shelf.gain(V1, STANDARD, lambda t: mean_of("entropy", t)),
-            "negative mass of V1": shelf.values(V1, lambda t: mean_of("negative mass", t)),
-            "negative mass of V2": shelf.values(V2, lambda t: mean_of("negative mass", t)),
+            GINI: models.gain(V1, STANDARD, partial(sparsity_metric, name="Gini")),
+            ENTROPY: models.gain(V1, STANDARD, partial(sparsity_metric, name="entropy")),
         }
-        rows = [
-            interval_row(name, *(shelf.values(a, partial(mean_of, name)) for a in self.arms))
-            for name in MEASURES
-        ]
-        columns = ["", *(arm.name for arm in self.arms)]
-        picture = bars(
-            "Rows of |A| that answer",
-            "",
-            {
-                a.name: {n: shelf.values(a, partial(mean_of, n)) for n in MEASURES}
-                for a in self.arms
-            },
-        )
-        return Measured(effects, [Table("Rows of |A| that answer", columns, rows)], [picture])
+        effects |= {
+            NEGATIVE_MASS[arm.name]: models.values(
+                arm, partial(sparsity_metric, name="negative mass")
+            )
+            for arm in (V1, V2)
+        }
+        values = {
+            arm.name: {
+                name: models.values(arm, partial(sparsity_metric, name=name)) for name in METRICS
+            }
+            for arm in self.arms
+        }
+        title = "Rows of |A| that predict answers"
+        rows = [interval_row(name, *(found[name] for found in values.values())) for name in METRICS]
+        table = Table(title, ["", *values], rows)
+        return Measurement(effects, [table], [bar_chart(title, "", values)])

@@ -1,53 +1,59 @@
-"""Test 7, which separates the readings: context length against noise level."""
+"""Test 7: the grid that separates the readings, sequence length against noise."""
+
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from antiphase.analysis.statistics import Values, difference
-from antiphase.experiments.accuracy_contests import unlearned
-from antiphase.experiments.arms import Arm, Trained
+from antiphase.experiments.accuracy_under_stress import unlearned_note
+from antiphase.experiments.arms import STANDARD, V1, V2, Arm, base_recipe
 from antiphase.experiments.experiment import (
-    STANDARD,
-    V1,
-    V2,
     Experiment,
+    Figure,
     Heatmap,
-    Measured,
-    Shelf,
+    Measurement,
     Table,
-    base,
     interval_row,
 )
-from antiphase.experiments.model_measurements import HARD, answers, pooled
-from antiphase.experiments.verdicts import Prediction
+from antiphase.experiments.model_measurements import NEEDLES_ONCE, answers, pooled
+from antiphase.experiments.trained_models import TrainedModel, TrainedModels
+from antiphase.experiments.verdicts import Effect, Prediction
 
 LENGTHS = (64, 128, 256)
-NEAR = (0.0, 0.5, 1.0)
+NEAR = (0.0, 0.5, 1.0)  # fraction of distractors that are near: with keys of needles
 ARMS = {
     ("standard", 64): STANDARD,
     ("V1", 64): V1,
     ("V2", 64): V2,
 } | {
-    (name, length): Arm(f"{name}, length {length}", base(attention, length))
+    (name, length): Arm(f"{name} (length {length})", base_recipe(attention, length))
     for name, attention in (("standard", "standard"), ("V1", "diff_v1"), ("V2", "diff_v2"))
     for length in LENGTHS[1:]
 }
-BY_NOISE = "gain of V1 over standard, near noise minus far, mean over lengths"
-BY_LENGTH = "gain of V1 over standard, longest minus shortest, mean over noise"
+BY_NOISE = Effect(
+    "accuracy",
+    V1.name,
+    versus=STANDARD.name,
+    condition="near minus far distractors, mean over lengths",
+)
+BY_LENGTH = Effect(
+    "accuracy",
+    V1.name,
+    versus=STANDARD.name,
+    condition="longest minus shortest, mean over distractors",
+)
 
 
-def right(trained: Trained, near: float) -> NDArray[np.float64]:
-    """Return right or wrong at a level of near noise, each needle once, by text."""
-    return answers(trained, **HARD, near=near).right
+def grid_accuracy(model: TrainedModel, near: float) -> NDArray[np.float64]:
+    """Return 1 or 0 per sequence, with each needle once and that fraction of near distractors."""
+    return answers(model, **NEEDLES_ONCE, near=near).correct
 
 
-class Grid(Experiment):
+class GridTest(Experiment):
     """Length x noise, gain over standard in each cell."""
 
-    number = 7
     version = 2
-    title = "Length against noise"
-    question = "Does the gain grow with noise at fixed length, or with length at fixed noise?"
     arms = tuple(ARMS.values())
     predictions = (
         Prediction("cancelling", BY_NOISE, "above", 0.02, "a slope along noise at fixed length"),
@@ -55,36 +61,34 @@ class Grid(Experiment):
         Prediction("sparsity", BY_NOISE, "equal", 0.02, "no slope along noise"),
     )
 
-    def measure(self, shelf: Shelf) -> Measured:
-        def cell(name: str, length: int, near: float) -> Values:
-            one, other = ARMS[name, length], ARMS["standard", length]
-            return shelf.gain(one, other, lambda t: right(t, near))
-
+    def measure(self, models: TrainedModels) -> Measurement:
         gains = {
-            (name, length, near): cell(name, length, near)
+            (name, length, near): models.gain(
+                ARMS[name, length], ARMS["standard", length], partial(grid_accuracy, near=near)
+            )
             for name in ("V1", "V2")
             for length in LENGTHS
             for near in NEAR
         }
-        noise = [difference(gains["V1", n, NEAR[-1]], gains["V1", n, NEAR[0]]) for n in LENGTHS]
-        length = [
+        by_noise = [difference(gains["V1", n, NEAR[-1]], gains["V1", n, NEAR[0]]) for n in LENGTHS]
+        by_length = [
             difference(gains["V1", LENGTHS[-1], near], gains["V1", LENGTHS[0], near])
             for near in NEAR
         ]
-        effects = {BY_NOISE: _mean(noise), BY_LENGTH: _mean(length)}
+        effects = {BY_NOISE: _mean(by_noise), BY_LENGTH: _mean(by_length)}
         rows = [
             interval_row(
                 f"{name}, length {n}",
-                *(shelf.values(ARMS[name, n], lambda t, x=near: right(t, x)) for near in NEAR),  # type: ignore[misc]
+                *(models.values(ARMS[name, n], partial(grid_accuracy, near=x)) for x in NEAR),
             )
             for name in ("standard", "V1", "V2")
             for n in LENGTHS
         ]
-        columns = ["", *(f"near noise {near:g}" for near in NEAR)]
-        maps = [
+        columns = ["", *(f"near distractors {near:g}" for near in NEAR)]
+        heatmaps: list[Figure] = [
             Heatmap(
                 f"Accuracy of {name} minus that of standard",
-                "near noise",
+                "fraction of near distractors",
                 "length",
                 [f"{near:g}" for near in NEAR],
                 [str(n) for n in LENGTHS],
@@ -92,9 +96,10 @@ class Grid(Experiment):
             )
             for name in ("V1", "V2")
         ]
-        never = unlearned(shelf, self.arms, lambda t: right(t, 0.0))
-        return Measured(effects, [Table("Accuracy", columns, rows)], list(maps), never)
+        notes = unlearned_note(models, self.arms, partial(grid_accuracy, near=0.0))
+        return Measurement(effects, [Table("Accuracy", columns, rows)], heatmaps, notes)
 
 
 def _mean(cells: list[Values]) -> Values:
+    """Return the mean over cells, by seed and example."""
     return [np.mean(seed, axis=0) for seed in zip(*cells, strict=True)]

@@ -1,33 +1,37 @@
-"""Test 8: is it the head norm."""
+"""Test 8: whether the head norm makes the difference."""
 
-from antiphase.experiments.accuracy_contests import contest, gain
-from antiphase.experiments.arms import Arm
-from antiphase.experiments.experiment import STANDARD, V1, Experiment, Measured, Shelf, base
+from antiphase.experiments.accuracy_under_stress import compare_accuracy, stress_gain
+from antiphase.experiments.arms import STANDARD, V1, Arm, base_recipe
+from antiphase.experiments.experiment import Experiment, Measurement
+from antiphase.experiments.trained_models import TrainedModels
 from antiphase.experiments.verdicts import Prediction
 
-SCALAR = Arm("V1, one scalar", base("diff_v1", attention_options={"head_norm": "scalar"}))
-NONE = Arm("V1, no norm", base("diff_v1", attention_options={"head_norm": "none"}))
-NORMED = Arm("standard, head norm", base("standard", attention_options={"head_norm": "rms"}))
+SCALAR = Arm("V1 (one scalar)", base_recipe("diff_v1", attention_options={"head_norm": "scalar"}))
+NO_NORM = Arm("V1 (no norm)", base_recipe("diff_v1", attention_options={"head_norm": "none"}))
+NORMED = Arm(
+    "standard (head norm)", base_recipe("standard", attention_options={"head_norm": "rms"})
+)
 
 
-class Norm(Experiment):
+class NormTest(Experiment):
     """Head norm, one scalar, none; and standard attention with the head norm."""
 
-    number = 8
     version = 3
-    title = "Head norm"
-    question = "Does the head norm make the difference, rather than the subtraction?"
-    arms = (STANDARD, V1, SCALAR, NONE, NORMED)
+    arms = (STANDARD, V1, SCALAR, NO_NORM, NORMED)
     predictions = (
         Prediction(
-            "cancelling", gain(V1, NORMED), "above", 0.02, "the norm alone removes no noise"
+            "cancelling", stress_gain(V1, NORMED), "above", 0.02, "the norm alone removes no noise"
         ),
         Prediction(
-            "cancelling", gain(SCALAR, V1), "equal", 0.03, "the subtraction works without the norm"
+            "cancelling",
+            stress_gain(SCALAR, V1),
+            "equal",
+            0.03,
+            "the subtraction works without the norm",
         ),
     )
 
-    def measure(self, shelf: Shelf) -> Measured:
-        pairs = [(V1, NORMED), (SCALAR, V1), (NONE, V1), (NORMED, STANDARD)]
-        pairs += [(SCALAR, STANDARD), (NONE, STANDARD)]
-        return contest(shelf, self.arms, pairs)
+    def measure(self, models: TrainedModels) -> Measurement:
+        pairs = [(V1, NORMED), (SCALAR, V1), (NO_NORM, V1), (NORMED, STANDARD)]
+        pairs += [(SCALAR, STANDARD), (NO_NORM, STANDARD)]
+        return compare_accuracy(models, self.arms, pairs)

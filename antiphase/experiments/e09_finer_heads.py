@@ -1,25 +1,27 @@
-"""Test 9: is it the finer split into heads."""
+"""Test 9: whether the finer split into heads makes the difference."""
 
-from antiphase.experiments.accuracy_contests import contest, gain
-from antiphase.experiments.arms import Arm
-from antiphase.experiments.experiment import STANDARD, V1, Experiment, Measured, Shelf, base
+from antiphase.experiments.accuracy_under_stress import compare_accuracy, stress_gain
+from antiphase.experiments.arms import STANDARD, V1, Arm, base_recipe
+from antiphase.experiments.experiment import Experiment, Measurement
+from antiphase.experiments.trained_models import TrainedModels
 from antiphase.experiments.verdicts import Prediction
 
-HALF = Arm("half-dim, twice the heads", base("standard", attention_options={"half_dim": True}))
+HALF_DIM = Arm(
+    "standard (half-dim, twice the heads)",
+    base_recipe("standard", attention_options={"half_dim": True}),
+)
+GAIN = stress_gain(V1, HALF_DIM)
 
 
-class FinerHeads(Experiment):
-    """Half the width, twice the heads, no subtraction."""
+class FinerHeadsTest(Experiment):
+    """Half the head dimension, twice the heads, no subtraction."""
 
-    number = 9
     version = 3
-    title = "Finer heads"
-    question = "Do more, narrower heads do as well without subtraction?"
-    arms = (STANDARD, V1, HALF)
+    arms = (STANDARD, V1, HALF_DIM)
     predictions = (
-        Prediction("cancelling", gain(V1, HALF), "above", 0.02, "heads alone subtract nothing"),
-        Prediction("unchaining", gain(V1, HALF), "above", 0.02, "heads alone stay on the simplex"),
+        Prediction("cancelling", GAIN, "above", 0.02, "heads alone subtract nothing"),
+        Prediction("unchaining", GAIN, "above", 0.02, "heads alone stay on the simplex"),
     )
 
-    def measure(self, shelf: Shelf) -> Measured:
-        return contest(shelf, self.arms, [(V1, HALF), (HALF, STANDARD)])
+    def measure(self, models: TrainedModels) -> Measurement:
+        return compare_accuracy(models, self.arms, [(V1, HALF_DIM), (HALF_DIM, STANDARD)])

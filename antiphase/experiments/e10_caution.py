@@ -1,98 +1,115 @@
 """Test 10: fewer hallucinations, or only more caution."""
 
+from functools import partial
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from antiphase.experiments.accuracy_contests import STRESS
-from antiphase.experiments.arms import Arm, Trained
+from antiphase.experiments.accuracy_under_stress import AS_TRAINED, CONDITIONS, LONGER_NEAR
+from antiphase.experiments.arms import Arm, base_recipe
 from antiphase.experiments.experiment import (
     Experiment,
-    Measured,
-    Shelf,
+    Measurement,
     Table,
-    bars,
-    base,
+    bar_chart,
     interval_row,
 )
 from antiphase.experiments.model_measurements import answers
-from antiphase.experiments.verdicts import Prediction
+from antiphase.experiments.trained_models import TrainedModel, TrainedModels
+from antiphase.experiments.verdicts import Effect, Prediction
 
 ARMS = {
-    name: Arm(f"{name}, unanswerable", base(attention, task="unanswerable"))
+    name: Arm(f"{name} (unanswerable)", base_recipe(attention, task="unanswerable"))
     for name, attention in (("standard", "standard"), ("V1", "diff_v1"), ("V2", "diff_v2"))
 }
-REFUSE = 0.05  # of the questions that have an answer, at the same rate for all
-SIZE = 512
-UNDER = "twice as long, near noise"
-EFFECT = f"wrong answers where there is none, V1 minus standard, at equal refusals, {UNDER}"
+REFUSAL_RATE = 0.05  # on answerable questions, the same for all arms
+EXAMPLES = 512
+HALLUCINATIONS = Effect(
+    "answers to unanswerable questions",
+    ARMS["V1"].name,
+    versus=ARMS["standard"].name,
+    condition=f"equal refusal rate, {LONGER_NEAR}",
+)
 
 
-def outcomes(trained: Trained, level: bool, under: str) -> dict[str, NDArray[np.float64]]:
-    """Return wrong answers where there is none, refusals where there is one, and right answers.
+def outcome(
+    model: TrainedModel, which: str, equal_refusals: bool, condition: str
+) -> NDArray[np.float64]:
+    """Return 1 or 0 per question of a kind.
 
-    With `level`, the refusal's logit is shifted until the model refuses the same share of questions
-    that have an answer, so that caution cannot pass for knowledge.
+    Args:
+        model: trained on the unanswerable task.
+        which: `hallucinated` (answers to unanswerable questions), `refused` (refusals of answerable
+            ones) or `correct` (correct answers to answerable ones).
+        equal_refusals: shift the refusal's logit until the model refuses REFUSAL_RATE of the
+            answerable questions, so that caution cannot pass for knowledge.
+        condition: one of CONDITIONS.
+
     """
-    found = answers(trained, SIZE, **STRESS[under])
-    refusal = trained.held_out(1).refusal
-    logits, absent = found.logits.clone(), found.truth == refusal
-    others = logits.clone()
+    found = answers(model, EXAMPLES, **CONDITIONS[condition])
+    refusal = model.held_out(1).refusal
+    unanswerable = found.target == refusal
+    others = found.logits.clone()
     others[:, refusal] = -torch.inf
-    margin = logits[:, refusal] - others.amax(-1)  # above 0: refuses
-    shift = torch.quantile(margin[~absent], 1 - REFUSE) if level else torch.zeros(())
+    margin = found.logits[:, refusal] - others.amax(-1)  # above 0: refuses
+    shift = torch.zeros(())
+    if equal_refusals:
+        shift = torch.quantile(margin[~unanswerable], 1 - REFUSAL_RATE)
     refuses = margin > shift
-    right = others.argmax(-1) == found.truth
-    return {
-        "wrong": (~refuses[absent]).double().numpy(),
-        "refused": refuses[~absent].double().numpy(),
-        "right": (right & ~refuses)[~absent].double().numpy(),
+    correct = others.argmax(-1) == found.target
+    outcomes = {
+        "hallucinated": ~refuses[unanswerable],
+        "refused": refuses[~unanswerable],
+        "correct": (correct & ~refuses)[~unanswerable],
     }
+    return outcomes[which].double().numpy()
 
 
-class Caution(Experiment):
-    """Answerable and unanswerable retrieval, both errors, then at equal refusals."""
+class CautionTest(Experiment):
+    """Answerable and unanswerable retrieval, both kinds of error, then at equal refusal rates."""
 
-    number = 10
     version = 3
-    title = "Hallucination or caution"
-    question = "Does it answer less where there is no answer, at the same rate of refusals?"
     amended = (
-        "Amended after a first run: on the task as trained nobody errs, so the prediction now "
-        "speaks of harder texts, which had not been measured before."
+        "Amended after a first run: on the task as trained no model makes errors, so the "
+        "prediction is now about harder sequences, which had not been measured before."
     )
     arms = tuple(ARMS.values())
     predictions = (
-        Prediction("cancelling", EFFECT, "below", 0.02, "less noise is taken for an answer"),
+        Prediction(
+            "cancelling", HALLUCINATIONS, "below", 0.02, "less noise is mistaken for an answer"
+        ),
     )
 
-    def measure(self, shelf: Shelf) -> Measured:
-        effects = {
-            EFFECT: shelf.gain(
-                ARMS["V1"], ARMS["standard"], lambda t: outcomes(t, True, UNDER)["wrong"]
-            )
+    def measure(self, models: TrainedModels) -> Measurement:
+        hallucinated = partial(
+            outcome, which="hallucinated", equal_refusals=True, condition=LONGER_NEAR
+        )
+        effects = {HALLUCINATIONS: models.gain(ARMS["V1"], ARMS["standard"], hallucinated)}
+        columns = {
+            "answers to unanswerable": "hallucinated",
+            "refusals of answerable": "refused",
+            "correct answers": "correct",
         }
         rows = [
             interval_row(
-                f"{name}, {under}" + (f", refusing {REFUSE:.0%}" if level else ""),
+                f"{name}, {condition}" + (f", refusing {REFUSAL_RATE:.0%}" if equal else ""),
                 *(
-                    shelf.values(arm, lambda t, k=kind, e=level, u=under: outcomes(t, e, u)[k])  # type: ignore[misc]
-                    for kind in ("wrong", "refused", "right")
+                    models.values(
+                        arm,
+                        partial(outcome, which=which, equal_refusals=equal, condition=condition),
+                    )
+                    for which in columns.values()
                 ),
             )
-            for under in ("as trained", UNDER)
+            for condition in (AS_TRAINED, LONGER_NEAR)
             for name, arm in ARMS.items()
-            for level in (False, True)
+            for equal in (False, True)
         ]
-        columns = ["", "answers where there is none", "refusals where there is one", "right"]
-        picture = bars(
-            f"Answers where there is none, all refusing {REFUSE:.0%} of what has an answer",
-            "share",
-            {
-                "": {
-                    n: shelf.values(a, lambda t: outcomes(t, True, UNDER)["wrong"])
-                    for n, a in ARMS.items()
-                }
-            },
+        chart = bar_chart(
+            f"Answers to unanswerable questions, all refusing {REFUSAL_RATE:.0%} of the answerable",
+            "fraction",
+            {"": {name: models.values(arm, hallucinated) for name, arm in ARMS.items()}},
         )
-        return Measured(effects, [Table("Answers and refusals", columns, rows)], [picture])
+        table = Table("Answers and refusals", ["", *columns], rows)
+        return Measurement(effects, [table], [chart])

@@ -1,99 +1,86 @@
-"""Test 11: which mechanisms do without attention sinks."""
+"""Test 11: which mechanisms have no attention sinks."""
+
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from antiphase.analysis.metrics.sinks import outliers, sink_mass
-from antiphase.experiments.arms import Arm, Trained
+from antiphase.experiments.arms import STANDARD, V1, V2, Arm, base_recipe
 from antiphase.experiments.experiment import (
-    STANDARD,
-    V1,
-    V2,
     Experiment,
-    Measured,
-    Shelf,
+    Measurement,
     Table,
-    bars,
-    base,
+    bar_chart,
     interval_row,
 )
-from antiphase.experiments.model_measurements import by_example, look
-from antiphase.experiments.verdicts import Prediction
+from antiphase.experiments.model_measurements import by_example, maps_on_task
+from antiphase.experiments.trained_models import TrainedModel, TrainedModels
+from antiphase.experiments.verdicts import Effect, Prediction
 
-GATED = Arm("gated", base("gated"))
-OFF_BY_ONE = Arm("off by one", base("sink"))
-
-
-def on_first(trained: Trained) -> NDArray[np.float64]:
-    """Return the share of the maps on the first token, by text."""
-    seen = look(trained)
-    return by_example([sink_mass(m.difference, seen.truth) for m in seen.layers])
+GATED = Arm("gated", base_recipe("gated"))
+OFF_BY_ONE = Arm("off by one", base_recipe("sink"))
+SINK_MASS = {arm.name: Effect("mass on S", arm.name, versus=STANDARD.name) for arm in (V1, V2)}
 
 
-def outlier(trained: Trained, of: str, which: str) -> NDArray[np.float64]:
-    """Return a largest or median magnitude of logits or hidden states: one number a model."""
-    seen = look(trained).captured
+def mass_on_first(model: TrainedModel) -> NDArray[np.float64]:
+    """Return the fraction of the maps on the first token, by example."""
+    maps = maps_on_task(model)
+    return by_example([sink_mass(m.difference, maps.truth) for m in maps.layers])
+
+
+def outlier(model: TrainedModel, of: str, which: str) -> NDArray[np.float64]:
+    """Return a largest or median magnitude of `logits` or `hidden` states: one number per model."""
+    captured = maps_on_task(model).captured
     if of == "hidden":
-        return np.array([max(outliers(h)[which] for h in seen.hidden[1:])])
-    return np.array([max(outliers(s)[which] for m in seen.layers for s in m.scores)])
+        return np.array([max(outliers(h)[which] for h in captured.hidden[1:])])
+    return np.array([max(outliers(s)[which] for m in captured.layers for s in m.scores)])
 
 
-class Sinks(Experiment):
+class SinksTest(Experiment):
     """Mass on the first token, and outliers."""
 
-    number = 11
     version = 3
-    title = "Sinks"
-    question = "Does differential attention do without sinks, and who else does?"
-    quick = (STANDARD, V1, V2)
     arms = (STANDARD, V1, V2, GATED, OFF_BY_ONE)
-    predictions = (
+    quick_arms = (STANDARD, V1, V2)
+    predictions = tuple(
         Prediction(
             "unchaining",
-            "mass on the first token, V1 minus standard",
+            effect,
             "below",
             0.03,
-            "a head that may give nothing needs no place to put its mass",
-        ),
-        Prediction(
-            "unchaining",
-            "mass on the first token, V2 minus standard",
-            "below",
-            0.03,
-            "a head that may give nothing needs no place to put its mass",
-        ),
+            "a head that can output zero needs no position to put its mass on",
+        )
+        for effect in SINK_MASS.values()
     )
 
-    def measure(self, shelf: Shelf) -> Measured:
+    def measure(self, models: TrainedModels) -> Measurement:
         effects = {
-            f"mass on the first token, {arm.name} minus standard": shelf.gain(
-                arm, STANDARD, on_first
-            )
-            for arm in (V1, V2)
+            SINK_MASS[arm.name]: models.gain(arm, STANDARD, mass_on_first) for arm in (V1, V2)
         }
+        trained = [arm for arm in self.arms if arm in models]
         rows = [
             interval_row(
                 arm.name,
-                shelf.values(arm, on_first),
+                models.values(arm, mass_on_first),
                 *(
-                    shelf.values(arm, lambda t, o=of, w=which: outlier(t, o, w))  # type: ignore[misc]
+                    models.values(arm, partial(outlier, of=of, which=which))
                     for of in ("logits", "hidden")
                     for which in ("top-1", "top-10", "median")
                 ),
             )
-            for arm in self.arms
-            if arm in shelf
+            for arm in trained
         ]
         columns = [
             "",
-            "mass on the first token",
-            "logits top-1",
+            "mass on S",
+            "attention logits top-1",
             "top-10",
             "median",
             "hidden states top-1",
             "top-10",
             "median",
         ]
-        here = {arm.name: shelf.values(arm, on_first) for arm in self.arms if arm in shelf}
-        picture = bars("Mass on the first token", "share of |A|", {"": here})
-        return Measured(effects, [Table("Sinks and outliers", columns, rows)], [picture])
+        masses = {arm.name: models.values(arm, mass_on_first) for arm in trained}
+        chart = bar_chart("Mass on the first token (S)", "fraction of |A|", {"": masses})
+        return Measurement(effects, [Table("Sinks and outliers", columns, rows)], [chart])

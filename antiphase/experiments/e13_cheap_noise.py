@@ -1,4 +1,4 @@
-"""Test 13: does cheap noise do; The noise is said to have a rank of 2 to 5."""
+"""Test 13: whether a cheap noise map is enough; the noise is said to have rank 2 to 5."""
 
 from functools import partial
 
@@ -7,100 +7,100 @@ import torch
 from numpy.typing import NDArray
 
 from antiphase.analysis.metrics import rank
-from antiphase.experiments.accuracy_contests import STRESS, contest, gain
-from antiphase.experiments.arms import Arm, Trained
+from antiphase.experiments.accuracy_under_stress import (
+    CONDITIONS,
+    ONCE,
+    compare_accuracy,
+    stress_gain,
+)
+from antiphase.experiments.arms import STANDARD, V1, Arm, base_recipe
 from antiphase.experiments.experiment import (
-    STANDARD,
-    V1,
+    Cell,
     Experiment,
-    Measured,
-    Shelf,
+    Measurement,
     Table,
-    bars,
-    base,
+    bar_chart,
     interval_row,
 )
-from antiphase.experiments.model_measurements import answers, by_example, whole_maps
-from antiphase.experiments.verdicts import Prediction
+from antiphase.experiments.model_measurements import answers, by_example, complete_maps
+from antiphase.experiments.trained_models import TrainedModel, TrainedModels
+from antiphase.experiments.verdicts import Effect, Prediction
 from antiphase.models.summary import summarise
 
-LOW_DIM = Arm("low-dim noise", base("low_dim_noise"))
-LOW_RANK = Arm("low-rank noise", base("low_rank_noise"))
-FIXED = Arm("fixed noise", base("fixed_noise"))
-PENALISED = Arm("V1, rank penalty", base("diff_v1", rank_penalty=0.01))
+LOW_DIM = Arm("low-dim noise", base_recipe("low_dim_noise"))
+LOW_RANK = Arm("low-rank noise", base_recipe("low_rank_noise"))
+FIXED = Arm("fixed noise", base_recipe("fixed_noise"))
+PENALISED = Arm("V1 (rank penalty)", base_recipe("diff_v1", rank_penalty=0.01))
 CHEAP = (LOW_DIM, LOW_RANK, FIXED, PENALISED)
-UNDER = "each needle once"
-LOW = 5.0  # the rank that the analysis claims
-EFFECT = f"effective rank of V1's noise minus {LOW:g}"
+CLAIMED_RANK = 5.0  # at most, by the published analysis
+RANK = Effect(f"effective rank of A2 minus {CLAIMED_RANK:g}", V1.name)
 
-
-MEASURES = {
+METRICS = {
     "effective rank": rank.effective_rank,
     "participation ratio": rank.participation_ratio,
     "rank at 90% energy": rank.energy_rank,
 }
+MAPS = {"A2": "noise", "A1": "signal", "A1 - lam A2": "difference"}
+BLOCK = "rows >= T/2 and columns < T/2 (at most 32)"
 
 
-def ranks(trained: Trained, which: str, how: str = "effective rank") -> NDArray[np.float64]:
-    """Return the rank of a map where causality adds none, by text."""
-    found = [getattr(m, which) for m in whole_maps(trained)]
-    return by_example([MEASURES[how](rank.lower_left(A.double())) for A in found if A is not None])
+def map_rank(
+    model: TrainedModel, which: str, metric: str = "effective rank"
+) -> NDArray[np.float64]:
+    """Return the rank of the `noise`, `signal` or `difference` map, by example."""
+    found = [getattr(m, which) for m in complete_maps(model)]
+    ranks = [METRICS[metric](rank.lower_left(A.double())) for A in found if A is not None]
+    return by_example(ranks)
 
 
-class CheapNoise(Experiment):
-    """Low-dim, low-rank and fixed noise against V1, and V1 trained for a low rank."""
+class CheapNoiseTest(Experiment):
+    """Low-dim, low-rank and fixed noise against V1, and V1 trained with a rank penalty."""
 
-    number = 13
     version = 4
-    title = "Cheap noise"
-    question = "Is the noise of low rank, and does a cheap noise map do as well as a full one?"
     arms = (STANDARD, V1, *CHEAP)
     predictions = (
-        Prediction("unchaining", EFFECT, "below", 0.5, "the analysis finds a rank of 2 to 5"),
+        Prediction("unchaining", RANK, "below", 0.5, "the analysis finds a rank of 2 to 5"),
         *(
-            Prediction("unchaining", gain(arm, V1), "equal", 0.03, "cheap noise does as well")
+            Prediction(
+                "unchaining", stress_gain(arm, V1), "equal", 0.03, "cheap noise does as well"
+            )
             for arm in CHEAP
         ),
     )
 
-    def measure(self, shelf: Shelf) -> Measured:
-        found = contest(shelf, self.arms, [(arm, V1) for arm in CHEAP])
+    def measure(self, models: TrainedModels) -> Measurement:
+        found = compare_accuracy(models, self.arms, [(arm, V1) for arm in CHEAP])
         arms = (V1, *CHEAP)
-        found.effects[EFFECT] = shelf.values(V1, lambda t: ranks(t, "noise") - LOW)
+        found.effects[RANK] = models.values(V1, lambda m: map_rank(m, "noise") - CLAIMED_RANK)
         rows = [
             interval_row(
-                f"{arm.name}: {how}",
-                *(shelf.values(arm, partial(ranks, which=which, how=how)) for which in _MAPS),
+                f"{arm.name}: {metric}",
+                *(
+                    models.values(arm, partial(map_rank, which=which, metric=metric))
+                    for which in MAPS.values()
+                ),
             )
             for arm in arms
-            for how in MEASURES
+            for metric in METRICS
         ]
-        found.pictures.append(
-            bars(
-                "Effective rank where causality adds none",
-                "of at most 32",
-                {
-                    w: {a.name: shelf.values(a, partial(ranks, which=w)) for a in arms}
-                    for w in _MAPS
-                },
-            )
-        )
-        found.tables.append(
-            Table("Loss and cost", ["", *_COSTS], [_cost(shelf, a) for a in self.arms])
-        )
-        found.tables.append(
-            Table("Rank, rows >= T/2 and columns < T/2 (at most 32)", ["", *_MAPS], rows)
-        )
+        ranks = {
+            name: {arm.name: models.values(arm, partial(map_rank, which=which)) for arm in arms}
+            for name, which in MAPS.items()
+        }
+        found.figures.append(bar_chart(f"Effective rank, {BLOCK}", "rank", ranks))
+        found.tables += [
+            Table("Loss and cost", ["", *COSTS], [_cost(models, arm) for arm in self.arms]),
+            Table(f"Rank, {BLOCK}", ["", *MAPS], rows),
+        ]
         return found
 
 
-_MAPS = ("noise", "signal", "difference")
-_COSTS = (f"loss, {UNDER}", "FLOPs a token at 64", "at 2048")
+COSTS = (f"loss, {ONCE}", "FLOPs per token at 64", "at 2048")
 
 
-def _cost(shelf: Shelf, arm: Arm) -> list[str]:
-    """Return the loss, and what one more token costs after so many others."""
-    loss = shelf.values(arm, lambda t: answers(t, **STRESS[UNDER]).loss)
-    config = shelf[arm][0].model().config
+def _cost(models: TrainedModels, arm: Arm) -> list[Cell]:
+    """Return the loss, and the FLOPs of one more token at two context lengths."""
+    loss = models.values(arm, lambda m: answers(m, **CONDITIONS[ONCE]).loss)
+    config = models[arm][0].load().config
     flops = [summarise(config, context, torch.float32).flops for context in (64, 2048)]
     return [*interval_row(arm.name, loss), *(f"{f:,}" for f in flops)]

@@ -14,9 +14,9 @@ from antiphase.analysis.before_after_plots import draw_against
 from antiphase.analysis.before_after_table import ROWS, measured
 from antiphase.analysis.statistics import Values, bootstrap, difference
 from antiphase.experiments.engine import LocalEngine, train_all
-from antiphase.experiments.report.markdown import SIGNS, markdown_table
+from antiphase.experiments.report.markdown import markdown_table
 from antiphase.experiments.unchain import RESULTS, Settings, content_of, read_results, unchain_run
-from antiphase.experiments.verdicts import Prediction
+from antiphase.experiments.verdicts import Effect, Prediction, Verdict
 from antiphase.pretrained.methods import CONTROLS, METHODS
 from antiphase.training.callbacks import read_metrics
 from antiphase.training.checkpoints import write_whole
@@ -27,14 +27,16 @@ COUNTS = {LOSS: 0.01, RIGHT: 0.05}  # nats; share of the questions
 # Written before any run. The claim: the operation itself helps. The doubt: it is inert, what helps
 # is the tuning of W_K, W_V and W_O around it.
 PREDICTIONS = (
-    Prediction("claim", f"{LOSS}, dex minus kvo-only", "below", COUNTS[LOSS], "it helps"),
-    Prediction("claim", f"{LOSS}, dex minus plus-sign", "below", COUNTS[LOSS], "minus cancels"),
-    Prediction("claim", f"{RIGHT}, dex minus kvo-only", "above", COUNTS[RIGHT], "it helps"),
-    Prediction("claim", f"{RIGHT}, dex minus plus-sign", "above", COUNTS[RIGHT], "minus cancels"),
-    Prediction("doubt", f"{LOSS}, dex minus kvo-only", "equal", COUNTS[LOSS], "it is inert"),
-    Prediction("doubt", f"{LOSS}, dex minus plus-sign", "equal", COUNTS[LOSS], "signs are alike"),
-    Prediction("doubt", f"{RIGHT}, dex minus kvo-only", "equal", COUNTS[RIGHT], "it is inert"),
-    Prediction("doubt", f"{RIGHT}, dex minus plus-sign", "equal", COUNTS[RIGHT], "signs are alike"),
+    Prediction("claim", Effect(LOSS, "dex", "kvo-only"), "below", COUNTS[LOSS], "it helps"),
+    Prediction("claim", Effect(LOSS, "dex", "plus-sign"), "below", COUNTS[LOSS], "minus cancels"),
+    Prediction("claim", Effect(RIGHT, "dex", "kvo-only"), "above", COUNTS[RIGHT], "it helps"),
+    Prediction("claim", Effect(RIGHT, "dex", "plus-sign"), "above", COUNTS[RIGHT], "minus cancels"),
+    Prediction("doubt", Effect(LOSS, "dex", "kvo-only"), "equal", COUNTS[LOSS], "it is inert"),
+    Prediction("doubt", Effect(LOSS, "dex", "plus-sign"), "equal", COUNTS[LOSS], "signs are alike"),
+    Prediction("doubt", Effect(RIGHT, "dex", "kvo-only"), "equal", COUNTS[RIGHT], "it is inert"),
+    Prediction(
+        "doubt", Effect(RIGHT, "dex", "plus-sign"), "equal", COUNTS[RIGHT], "signs are alike"
+    ),
 )
 
 
@@ -138,11 +140,11 @@ def _refuse_other_content(root: Path, content: str) -> None:
         raise ValueError(f"{root}: holds runs of other weights or another text; give another --out")
 
 
-def _effect(name: str, found: dict[str, list[tuple[Measured, Measured]]]) -> Any:
-    what, _, pair = name.partition(", ")
-    one, other = pair.split(" minus ")
-    field = "loss" if what == LOSS else "right"
-    return bootstrap(difference(_after(found[one], field), _after(found[other], field)))
+def _effect(effect: Effect, found: dict[str, list[tuple[Measured, Measured]]]) -> Any:
+    assert effect.versus is not None
+    field = "loss" if effect.metric == LOSS else "right"
+    one, other = found[effect.arm], found[effect.versus]
+    return bootstrap(difference(_after(one, field), _after(other, field)))
 
 
 def _after(runs: list[tuple[Measured, Measured]], field: str) -> Values:
@@ -190,8 +192,7 @@ def as_markdown(results: dict[str, Any]) -> str:
 
 def verdict_rows(results: dict[str, Any]) -> list[list[str]]:
     """Return a row a prediction."""
-    signs = {verdict.value: sign for verdict, sign in SIGNS.items()}
     return [
-        [v["reading"], v["predicts"], v["measured"], signs[v["verdict"]]]
+        [v["reading"], v["predicts"], v["measured"], Verdict(v["verdict"]).label]
         for v in results["verdicts"]
     ]

@@ -1,6 +1,6 @@
-"""Who does the training runs: here, a pool of processes with one thread each.
+"""The engine that performs jobs: here, a pool of processes with one thread each.
 
-A cluster's engine would implement `Engine` and be given instead.
+An engine for a cluster would implement `Engine` and be passed in its place.
 """
 
 import fcntl
@@ -21,11 +21,11 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 
 class Job(Protocol):
-    """A run that can be done in a process of its own, and gone on with after a kill."""
+    """Work that runs in a process of its own and can be resumed after a kill."""
 
     @property
     def key(self) -> str:
-        """Return a name of everything that decides the outcome."""
+        """Return a name made of everything that decides the outcome."""
 
     @property
     def title(self) -> str:
@@ -33,31 +33,31 @@ class Job(Protocol):
 
     @property
     def cost(self) -> float:
-        """Return how long it takes, beside others."""
+        """Return how long it takes, in units that are the same for all jobs."""
 
     def done(self, root: Path) -> float:
-        """Return the share that is done; 1 when it is finished."""
+        """Return the fraction that is done; 1 when it is finished."""
 
     def perform(self, root: Path) -> None:
-        """Do it, go on with it, or do nothing if it is finished; never twice at once."""
+        """Do it, resume it, or do nothing if it is finished; never twice at once."""
 
 
 class Engine(Protocol):
-    """What the lab asks of an engine."""
+    """What the lab needs of an engine."""
 
     def run(self, jobs: Sequence[Any], root: Path) -> Iterator[tuple[Any, str | None]]:
-        """Do the jobs; return each as it ends, with what went wrong or None."""
+        """Perform the jobs; yield each as it ends, with its error message or None."""
 
 
 @dataclass
 class LocalEngine:
-    """All cores of this machine, a job each."""
+    """All cores of this machine, one job per core."""
 
     workers: int = field(default_factory=lambda: cores())
-    watch: Callable[[list[Job]], None] = lambda running: None  # called about twice a second
+    on_tick: Callable[[list[Job]], None] = lambda running: None  # called about twice a second
 
     def run(self, jobs: Sequence[Any], root: Path) -> Iterator[tuple[Any, str | None]]:
-        """Do the jobs in processes of their own."""
+        """Perform the jobs in processes of their own."""
         context = multiprocessing.get_context("spawn")
         waiting = list(jobs)
         with ProcessPoolExecutor(
@@ -69,25 +69,25 @@ class LocalEngine:
                     job = waiting.pop(0)
                     running[pool.submit(_attempt, job, root)] = job
                 done, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
-                self.watch(list(running.values()))
+                self.on_tick(list(running.values()))
                 for future in done:
                     yield running.pop(future), future.result()
 
 
 def _end_with_parent() -> None:
-    """Let a worker end when the process that asked for it is gone, however that went."""
+    """Let a worker exit when its parent process is gone, even after a SIGKILL."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
-    def watch() -> None:
+    def exit_after_parent() -> None:
         parent.join()
-        os._exit(1)  # checkpoints are whole at any moment
+        os._exit(1)  # safe: checkpoints are complete at any moment
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=exit_after_parent, daemon=True).start()
 
 
 def _attempt(job: Job, root: Path) -> str | None:
-    """Do one job in a worker; what goes wrong is told, not raised."""
+    """Perform one job in a worker; return its error as a message, since some cannot be pickled."""
     import warnings
 
     warnings.simplefilter("ignore", RuntimeWarning)
@@ -101,7 +101,18 @@ def _attempt(job: Job, root: Path) -> str | None:
 def train_all(
     jobs: Sequence[Job], root: Path, console: Console, engine: LocalEngine | None = None
 ) -> dict[str, str]:
-    """Train what is not trained yet, with a live view; return what went wrong, by key."""
+    """Perform the jobs that are not finished yet, with a live display.
+
+    Args:
+        jobs: may repeat; jobs of the same key are one.
+        root: folder of all runs.
+        console: where progress is shown.
+        engine: default: all cores of this machine.
+
+    Returns:
+        The error messages of failed jobs, by key.
+
+    """
     unfinished = {j.key: j for j in jobs if j.done(root) < 1}
     todo = sorted(unfinished.values(), key=lambda job: job.cost, reverse=True)
     console.print(
@@ -110,60 +121,60 @@ def train_all(
     if not todo:
         return {}
     engine = engine or LocalEngine()
-    view = _View(todo, root, engine.workers)
-    engine.watch = view.update
-    faults: dict[str, str] = {}
-    with Live(view.picture, console=console, refresh_per_second=4, transient=True):
-        for job, fault in engine.run(todo, root):
-            view.finish(job)
-            if fault is not None:
-                faults[job.key] = fault
-                console.print(f"[red]failed[/] {job.title}: {fault}", highlight=False)
+    display = _Display(todo, root)
+    engine.on_tick = display.update
+    errors: dict[str, str] = {}
+    with Live(display.group, console=console, refresh_per_second=4, transient=True):
+        for job, error in engine.run(todo, root):
+            display.finish(job)
+            if error is not None:
+                errors[job.key] = error
+                console.print(f"[red]failed[/] {job.title}: {error}", highlight=False)
             elif not console.is_terminal:
-                console.print(f"done {job.title} ({view.left()} left)", highlight=False)
-    return faults
+                console.print(f"done {job.title} ({display.left()} left)", highlight=False)
+    return errors
 
 
-class _View:
-    """What runs, what waits, and when it will be over."""
+class _Display:
+    """Progress bars of the running jobs and of all, with the time left."""
 
-    def __init__(self, jobs: list[Job], root: Path, workers: int) -> None:
-        self.root, self.jobs, self.workers = root, jobs, workers
+    def __init__(self, jobs: list[Job], root: Path) -> None:
+        self.root, self.jobs = root, jobs
         self.total = sum(job.cost for job in jobs)
         self.done = 0.0  # of the total
-        self.before = {j.key: j.done(root) for j in jobs}  # of earlier attempts
+        self.before = {j.key: j.done(root) for j in jobs}  # fraction done by earlier attempts
         self.ended: set[str] = set()
         self.start = time.monotonic()
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"))
         self.bars = Progress(*columns)
-        self.whole = self.bars.add_task("all runs", total=self.total, note="")
+        self.all_runs = self.bars.add_task("all runs", total=self.total, note="")
         self.lines: dict[str, object] = {}
-        self.picture = Group(self.bars)
+        self.group = Group(self.bars)
 
     def left(self) -> int:
-        """Return how many jobs have not ended."""
+        """Return the number of jobs that have not ended."""
         return len(self.jobs) - len(self.ended)
 
     def update(self, running: list[Job]) -> None:
-        """Show where each running job is, and the time left."""
+        """Show the progress of each running job, and the time left."""
         partly = fresh = 0.0
         for job in running:
-            share = job.done(self.root)
-            partly += share * job.cost
-            fresh += max(share - self.before[job.key], 0.0) * job.cost
+            fraction = job.done(self.root)
+            partly += fraction * job.cost
+            fresh += max(fraction - self.before[job.key], 0.0) * job.cost
             if job.key not in self.lines:
                 self.lines[job.key] = self.bars.add_task(job.title, total=1.0, note="")
-            self.bars.update(self.lines[job.key], completed=share)  # type: ignore[arg-type]
+            self.bars.update(self.lines[job.key], completed=fraction)  # type: ignore[arg-type]
         seconds = time.monotonic() - self.start
         worked = self.done + fresh
         note = f"{self.left()} left"
         if worked > 0 and seconds > 5:
             rest = (self.total - self.done - partly) * seconds / worked
             note += f", about {_duration(rest)}"
-        self.bars.update(self.whole, completed=self.done + partly, note=note)
+        self.bars.update(self.all_runs, completed=self.done + partly, note=note)
 
     def finish(self, job: Job) -> None:
-        """Take a job off the list."""
+        """Remove a job that has ended."""
         self.done += job.cost
         self.ended.add(job.key)
         if job.key in self.lines:
@@ -176,13 +187,13 @@ def _duration(seconds: float) -> str:
 
 
 def cores() -> int:
-    """Return how many processes can work at once."""
+    """Return the number of processes that can run at once."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Hold a lock that ends with the process, however that ends."""
+def exclusive_lock(path: Path) -> Iterator[None]:
+    """Hold a file lock; the system releases it when the process ends, however that happens."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

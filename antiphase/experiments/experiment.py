@@ -1,69 +1,42 @@
-"""What a test of the lab is: arms to train, predictions written down before, effects measured."""
+"""What a test of the lab is: arms to train, predictions written before, effects measured after."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-from numpy.typing import NDArray
+from antiphase.analysis.statistics import Interval, Values, bootstrap
+from antiphase.experiments.arms import Arm
+from antiphase.experiments.trained_models import TrainedModels
+from antiphase.experiments.verdicts import Effect, Prediction
 
-from antiphase.analysis.statistics import Values, bootstrap, difference
-from antiphase.experiments.arms import Arm, Trained
-from antiphase.experiments.verdicts import Prediction
-from antiphase.training import Recipe, load_recipe
-
-SEEDS = (0, 1, 2)
-MILESTONES = [0, 100, 200, 300, 400, 500, 600, 700]
-
-
-def base(attention: str, length: int = 64, **changes: Any) -> Recipe:
-    """Return the recipe that all arms share; a longer text keeps the tokens of a step.
-
-    Needles come as often for each token, so that the questions of a step stay as many.
-    """
-    recipe = load_recipe("needle-nano")
-    options = {**recipe.task_options, "length": length, "repeats": length // 16 - 1}
-    return recipe.changed(
-        attention=attention,
-        task_options=options,
-        batch_size=recipe.batch_size * 64 // length,
-        steps=700,
-        threads=1,
-        evaluate_every=100,
-        checkpoint_every=350,
-    ).changed(**changes)
-
-
-COMMON = base("standard", milestones=MILESTONES)
-STANDARD = Arm("standard", COMMON)
-V1 = Arm("V1", base("diff_v1", milestones=MILESTONES))
-V2 = Arm("V2", base("diff_v2", milestones=MILESTONES))
+Cell = str | Interval
+"""What a cell of a table holds."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of intervals (or words) under headings."""
+    """Rows of cells under headings."""
 
     title: str
     columns: list[str]
-    rows: list[list[str]]
+    rows: list[list[Cell]]
 
 
 @dataclass(frozen=True)
-class Picture:
-    """Lines or bars with intervals; how it is drawn is the report's business."""
+class Chart:
+    """Lines or bars with intervals, for either drawing library."""
 
     title: str
     x: str
     y: str
-    series: dict[str, list[tuple[Any, Any]]]  # name to (x, Interval)
+    series: dict[str, list[tuple[Any, Interval]]]  # name to (x, interval)
     kind: Literal["lines", "bars"] = "lines"
 
 
 @dataclass(frozen=True)
 class Heatmap:
-    """A grid of numbers with names on both sides."""
+    """A grid of numbers with names on both axes."""
 
     title: str
     x: str
@@ -73,69 +46,68 @@ class Heatmap:
     values: list[list[float]]
 
 
+Figure = Chart | Heatmap
+
+
 @dataclass
-class Measured:
-    """What a test found."""
+class Measurement:
+    """What a test measured.
 
-    effects: dict[str, Values]  # that predictions speak of
+    Attributes:
+        effects: values by seed and example of every effect, predicted or not.
+        tables: for the report.
+        figures: for the report.
+        notes: what a reader of the verdicts must know; the report marks the test with a dagger.
+
+    """
+
+    effects: dict[Effect, Values]
     tables: list[Table] = field(default_factory=list)
-    pictures: list[Picture | Heatmap] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # what a reader must know beside the verdicts
-
-
-class Shelf:
-    """The trained models by arm, one a seed."""
-
-    def __init__(self, models: dict[str, list[Trained]]) -> None:
-        self._models = models
-
-    def __getitem__(self, arm: Arm) -> list[Trained]:
-        return self._models[arm.name]
-
-    def __contains__(self, arm: Arm) -> bool:
-        return bool(self._models.get(arm.name))
-
-    def milestones(self, arm: Arm) -> list[int]:
-        """Return the steps whose weights were kept."""
-        return self[arm][0].job.recipe.milestones
-
-    def values(self, arm: Arm, measure: Callable[[Trained], NDArray[np.float64]]) -> Values:
-        """Return a measure of every seed's model."""
-        return [measure(trained) for trained in self[arm]]
-
-    def gain(
-        self, one: Arm, other: Arm, measure: Callable[[Trained], NDArray[np.float64]]
-    ) -> Values:
-        """Return how much more of it one arm has than another, paired by seed and example."""
-        return difference(self.values(one, measure), self.values(other, measure))
+    figures: list[Figure] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 class Experiment(ABC):
-    """One test."""
+    """One test. Its number, title and question are in `registry.py`.
 
-    number: ClassVar[int]
-    title: ClassVar[str]
-    question: ClassVar[str]
-    quick: ClassVar[Sequence[Arm]] = ()  # the arms that a quick run has; none: it is left out
-    version: ClassVar[int] = 1  # raised by hand when what is measured changes
-    amended: ClassVar[str] = ""  # what was changed after a first run had been seen, and why
-    predictions: ClassVar[Sequence[Prediction]]
+    Attributes:
+        arms: the models to train.
+        quick_arms: those of a quick run; None for all.
+        predictions: written before the first run.
+        version: raised by hand when what is measured changes, so that it is measured again.
+        amended: what was changed after a first run had been seen, and why; empty if nothing.
+
+    """
+
     arms: ClassVar[Sequence[Arm]]
+    quick_arms: ClassVar[Sequence[Arm] | None] = None
+    predictions: ClassVar[Sequence[Prediction]]
+    version: ClassVar[int] = 1
+    amended: ClassVar[str] = ""
 
     @abstractmethod
-    def measure(self, shelf: Shelf) -> Measured:
-        """Return effects, tables and pictures of the trained arms."""
+    def measure(self, models: TrainedModels) -> Measurement:
+        """Measure the trained arms.
+
+        Returns:
+            The effects of all predictions, by seed and example, with tables and figures.
+
+        """
+
+    def arms_for(self, quick: bool) -> list[Arm]:
+        """Return the arms of a quick or of a complete run."""
+        return list(self.quick_arms if quick and self.quick_arms is not None else self.arms)
 
 
-def bars(title: str, y: str, series: dict[str, dict[str, Values]]) -> Picture:
-    """Return a bar for each name of each series."""
-    points: dict[str, list[tuple[Any, Any]]] = {
+def bar_chart(title: str, y: str, series: dict[str, dict[str, Values]]) -> Chart:
+    """Return a chart with a bar for each name of each series."""
+    points: dict[str, list[tuple[Any, Interval]]] = {
         name: [(x, bootstrap(values)) for x, values in group.items()]
         for name, group in series.items()
     }
-    return Picture(title, "", y, points, "bars")
+    return Chart(title, "", y, points, "bars")
 
 
-def interval_row(name: str, *values: Values) -> list[str]:
-    """Return a table's row: a name, then the intervals."""
-    return [name, *(str(bootstrap(v)) for v in values)]
+def interval_row(name: str, *values: Values) -> list[Cell]:
+    """Return a table's row: a name, then one interval per column."""
+    return [name, *(bootstrap(v) for v in values)]

@@ -1,4 +1,4 @@
-"""What tests ask of a trained model: numbers by example."""
+"""What tests measure of one trained model: its answers and its attention maps, by example."""
 
 import math
 from dataclasses import dataclass
@@ -11,60 +11,62 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from antiphase.analysis.capture import Captured, LayerMaps, capture
-from antiphase.analysis.ground_truth import Truth, truth_of
-from antiphase.experiments.arms import Trained
+from antiphase.analysis.capture import CapturedMaps, LayerMaps, capture
+from antiphase.analysis.ground_truth import GroundTruth, ground_truth
+from antiphase.experiments.trained_models import TrainedModel
 
 EXAMPLES = 256  # for answers
-TEXTS = 48  # for maps
+SEQUENCES = 48  # for maps
 Numbers = NDArray[np.float64]
 
-# One occurrence of each needle, where training repeats them: nothing helps but finding it.
-HARD: dict[str, Any] = {"repeats": 0}
+# Each needle occurs once, where training repeats them, so that only retrieval helps.
+NEEDLES_ONCE: dict[str, Any] = {"repeats": 0}
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What a model answers to the last question of each text."""
+    """A model's answers to the last question of each sequence."""
 
-    right: Numbers  # 1 or 0
-    loss: Numbers
-    logits: Tensor  # [n, vocabulary]
-    truth: Tensor  # [n]
+    correct: Numbers  # [n], 1 or 0
+    loss: Numbers  # [n]
+    logits: Tensor  # [n, vocabulary size]
+    target: Tensor  # [n]
 
 
 @lru_cache(maxsize=512)
-def _answers(trained: Trained, size: int, split: str, changes: tuple[Any, ...]) -> Answers:
-    task = trained.held_out(size, split, **dict(changes))
-    model = trained.model()
-    logits, truth = [], []
+def _answers(model: TrainedModel, size: int, split: str, changes: tuple[Any, ...]) -> Answers:
+    task = model.held_out(size, split, **dict(changes))
+    net = model.load()
+    logits, targets = [], []
     with torch.no_grad():
         for start in range(0, size, 64):
             tokens = task.examples(range(start, min(size, start + 64))).tokens
             ids = torch.from_numpy(tokens)
-            logits.append(model(ids, use_cache=False, logits_to_keep=2).logits[:, 0])
-            truth.append(ids[:, -1])
-    every, answer = torch.cat(logits), torch.cat(truth)
+            logits.append(net(ids, use_cache=False, logits_to_keep=2).logits[:, 0])
+            targets.append(ids[:, -1])
+    every, target = torch.cat(logits), torch.cat(targets)
     return Answers(
-        (every.argmax(-1) == answer).double().numpy(),
-        F.cross_entropy(every, answer, reduction="none").double().numpy(),
+        (every.argmax(-1) == target).double().numpy(),
+        F.cross_entropy(every, target, reduction="none").double().numpy(),
         every,
-        answer,
+        target,
     )
 
 
-def answers(trained: Trained, size: int = EXAMPLES, split: str = "test", **changes: Any) -> Answers:
-    """Return the answers on unseen texts, of the run's task or with other options."""
-    return _answers(trained, size, split, tuple(sorted(changes.items())))
+def answers(
+    model: TrainedModel, size: int | None = None, split: str = "test", **changes: Any
+) -> Answers:
+    """Return the answers on held-out sequences of the run's task, with some options changed."""
+    return _answers(model, size or EXAMPLES, split, tuple(sorted(changes.items())))
 
 
 @dataclass(frozen=True, eq=False)
-class Look:
-    """A model's maps on unseen texts, and what they should be on."""
+class MapsOnTask:
+    """A model's maps on held-out sequences, and where its attention should go in them."""
 
-    captured: Captured
-    truth: Truth
-    ids: Tensor
+    captured: CapturedMaps
+    truth: GroundTruth
+    ids: Tensor  # [B, T]
 
     @property
     def layers(self) -> list[LayerMaps]:
@@ -72,31 +74,34 @@ class Look:
         return self.captured.layers
 
 
+def maps_on_task(model: TrainedModel, step: int | None = None) -> MapsOnTask:
+    """Capture the maps at the rows that predict answers, at the run's end or at a milestone."""
+    return _maps_on_task(model, step, SEQUENCES)
+
+
 @lru_cache(maxsize=32)
-def look(trained: Trained, step: int | None = None, texts: int = TEXTS) -> Look:
-    """Return the maps at the rows that answer, at the run's end or at a milestone."""
-    batch = trained.held_out(texts).examples(range(texts))
-    truth = truth_of(batch)
+def _maps_on_task(model: TrainedModel, step: int | None, sequences: int) -> MapsOnTask:
+    batch = model.held_out(sequences).examples(range(sequences))
+    truth = ground_truth(batch)
     ids = torch.from_numpy(batch.tokens)
-    model = trained.model(step)
-    found = capture(model, ids, truth.rows, hidden=True, scores=True, outputs=True)
-    return Look(found, truth, ids)
+    net = model.load(step)
+    captured = capture(net, ids, truth.rows, hidden=True, scores=True, outputs=True)
+    return MapsOnTask(captured, truth, ids)
 
 
 @lru_cache(maxsize=32)
-def whole_maps(trained: Trained, texts: int = 8) -> list[LayerMaps]:
-    """Return whole maps of a few texts, for ranks."""
-    ids = torch.from_numpy(trained.held_out(texts).examples(range(texts)).tokens)
-    rows = torch.arange(ids.shape[1]).expand(texts, -1)
-    return capture(trained.model(), ids, rows).layers
+def complete_maps(model: TrainedModel, sequences: int = 8) -> list[LayerMaps]:
+    """Capture the complete maps of a few sequences, for ranks."""
+    ids = torch.from_numpy(model.held_out(sequences).examples(range(sequences)).tokens)
+    return capture(model.load(), ids, "all").layers
 
 
 def by_example(values: list[Tensor]) -> Numbers:
-    """Return the mean over layers, heads and rows of [B, ...] by layer: one number a text."""
+    """Return the mean over layers, heads and rows of tensors [B, ...], one per layer: [B]."""
     return np.stack([v.double().flatten(1).mean(1).numpy() for v in values]).mean(0)
 
 
 def pooled(per_seed: list[Numbers]) -> float:
-    """Return the mean over seeds of the mean over examples."""
+    """Return the mean over seeds of the mean over examples; NaN if it is not finite."""
     found = float(np.mean([v.mean() for v in per_seed]))
     return found if math.isfinite(found) else float("nan")

@@ -1,49 +1,153 @@
-"""Every test of the lab. A new one is a new file and a line here."""
+"""Every test of the lab. A new test is a new file `eNN_name.py` and an entry here.
 
-from antiphase.experiments.e01_agreement import Agreement
-from antiphase.experiments.e02_fixed_lambda import FixedLambda
-from antiphase.experiments.e03_gradients import Gradients
-from antiphase.experiments.e04_top_k import TopK
-from antiphase.experiments.e05_sparsity import Sparsity
-from antiphase.experiments.e06_signed_mask import SignedMask
-from antiphase.experiments.e07_grid import Grid
-from antiphase.experiments.e08_norm import Norm
-from antiphase.experiments.e09_finer_heads import FinerHeads
-from antiphase.experiments.e10_caution import Caution
-from antiphase.experiments.e11_sinks import Sinks
-from antiphase.experiments.e12_gating import Gating
-from antiphase.experiments.e13_cheap_noise import CheapNoise
-from antiphase.experiments.e15_layers import Layers
-from antiphase.experiments.experiment import Experiment
+The entries hold all that a listing shows; a test's module is imported when the test is loaded.
+"""
 
-EXPERIMENTS: dict[int, type[Experiment]] = {
-    kind.number: kind
-    for kind in (
-        Agreement,
-        FixedLambda,
-        Gradients,
-        TopK,
-        Sparsity,
-        SignedMask,
-        Grid,
-        Norm,
-        FinerHeads,
-        Caution,
-        Sinks,
-        Gating,
-        CheapNoise,
-        Layers,
-    )
-}
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from antiphase.experiments.experiment import Experiment
 
 
-def experiments(numbers: list[int] | None, full: bool) -> list[Experiment]:
-    """Return the tests of those numbers, or the quick ones, or all."""
+@dataclass(frozen=True)
+class RegisteredTest:
+    """One test of the lab, before it is imported.
+
+    Attributes:
+        number: as in `antiphase lab --only NUMBER`.
+        title: a few words.
+        question: what the test settles.
+        location: `module:class` of its `Experiment`.
+        quick: whether `antiphase lab` runs it without `--full`.
+
+    """
+
+    number: int
+    title: str
+    question: str
+    location: str
+    quick: bool = False
+
+    def load(self) -> "Experiment":
+        """Import the test's module and return its experiment."""
+        module, _, name = self.location.partition(":")
+        experiment: Experiment = getattr(importlib.import_module(module), name)()
+        return experiment
+
+
+_TESTS = (
+    RegisteredTest(
+        1,
+        "Agreement",
+        "Do the two maps carry the same noise: do they agree on irrelevant tokens?",
+        "antiphase.experiments.e01_agreement:AgreementTest",
+        quick=True,
+    ),
+    RegisteredTest(
+        2,
+        "Pure cancellation",
+        "With lam fixed at 1, 0.8, 0.5 or 0: does subtraction help more with more distractors?",
+        "antiphase.experiments.e02_fixed_lambda:FixedLambdaTest",
+    ),
+    RegisteredTest(
+        3,
+        "Gradient dynamics",
+        "Does training make the maps agree on irrelevant tokens?",
+        "antiphase.experiments.e03_gradients:GradientsTest",
+        quick=True,
+    ),
+    RegisteredTest(
+        4,
+        "Top-k",
+        "Does standard attention with top-k do as well as V1?",
+        "antiphase.experiments.e04_top_k:TopKTest",
+    ),
+    RegisteredTest(
+        5,
+        "Sparsity",
+        "Are differential maps sparser than standard ones, or do they leave the simplex?",
+        "antiphase.experiments.e05_sparsity:SparsityTest",
+        quick=True,
+    ),
+    RegisteredTest(
+        6,
+        "Signed mask",
+        "Does one softmax with a learned sign do what the difference of two does?",
+        "antiphase.experiments.e06_signed_mask:SignedMaskTest",
+    ),
+    RegisteredTest(
+        7,
+        "Length against noise",
+        "Does the gain grow with noise at fixed length, or with length at fixed noise?",
+        "antiphase.experiments.e07_grid:GridTest",
+    ),
+    RegisteredTest(
+        8,
+        "Head norm",
+        "Does the head norm make the difference, rather than the subtraction?",
+        "antiphase.experiments.e08_norm:NormTest",
+    ),
+    RegisteredTest(
+        9,
+        "Finer heads",
+        "Do more, narrower heads do as well without subtraction?",
+        "antiphase.experiments.e09_finer_heads:FinerHeadsTest",
+    ),
+    RegisteredTest(
+        10,
+        "Hallucination or caution",
+        "Are there fewer answers to unanswerable questions, at the same refusal rate?",
+        "antiphase.experiments.e10_caution:CautionTest",
+    ),
+    RegisteredTest(
+        11,
+        "Sinks",
+        "Does differential attention have no attention sinks, and which others have none?",
+        "antiphase.experiments.e11_sinks:SinksTest",
+        quick=True,
+    ),
+    RegisteredTest(
+        12,
+        "Gating",
+        "Can a gated multi-head layer match differential attention at equal parameters?",
+        "antiphase.experiments.e12_gating:GatingTest",
+    ),
+    RegisteredTest(
+        13,
+        "Cheap noise",
+        "Is the noise map of low rank, and does a cheap noise map do as well as a full one?",
+        "antiphase.experiments.e13_cheap_noise:CheapNoiseTest",
+    ),
+    RegisteredTest(
+        15,
+        "Layer by layer",
+        "Where does the noise term matter most for the answer?",
+        "antiphase.experiments.e15_layers:LayersTest",
+        quick=True,
+    ),
+)
+
+EXPERIMENTS: dict[int, RegisteredTest] = {test.number: test for test in _TESTS}
+
+
+def select_tests(numbers: list[int] | None, full: bool) -> list[RegisteredTest]:
+    """Return the tests to run.
+
+    Args:
+        numbers: these tests; None for the quick ones, or for all.
+        full: all tests, if no numbers are given.
+
+    Raises:
+        ValueError: there is no test of that number.
+
+    """
     for number in numbers or []:
         if number not in EXPERIMENTS:
             raise ValueError(
                 f"--only: got {number}, the tests are {', '.join(map(str, EXPERIMENTS))}"
             )
     if numbers:
-        return [EXPERIMENTS[n]() for n in sorted(set(numbers))]
-    return [kind() for kind in EXPERIMENTS.values() if full or kind.quick]
+        return [EXPERIMENTS[n] for n in sorted(set(numbers))]
+    return [test for test in EXPERIMENTS.values() if full or test.quick]

@@ -1,9 +1,13 @@
-"""A study: train what the tests need, measure, judge, and keep every number."""
+"""Run a study: train what the tests need, measure, and keep every number.
+
+A study folder accumulates. `trained/` holds the runs, `measured/` one file per test. A test is
+measured again only if its version, arms, seeds or recipes have changed; tests that are not part of
+a call keep the result of an earlier call, as long as the present code still gives the same runs.
+"""
 
 import json
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,204 +15,178 @@ import torch
 from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
-from antiphase.analysis.statistics import Interval, bootstrap
-from antiphase.experiments.arms import Arm, Trained
+from antiphase.analysis.statistics import bootstrap
+from antiphase.experiments.arms import COMMON, SEEDS, STANDARD, V1, Arm
 from antiphase.experiments.engine import LocalEngine, train_all
-from antiphase.experiments.experiment import (
-    COMMON,
-    SEEDS,
-    STANDARD,
-    V1,
-    V2,
-    Experiment,
-    Heatmap,
-    Measured,
-    Picture,
-    Shelf,
-    Table,
+from antiphase.experiments.experiment import Experiment
+from antiphase.experiments.published_claims import published_claims
+from antiphase.experiments.registry import EXPERIMENTS, RegisteredTest
+from antiphase.experiments.results import (
+    Claim,
+    Result,
+    Study,
+    claim_from_json,
+    read_json,
+    result_from_json,
+    result_to_json,
 )
-from antiphase.experiments.published_claims import Claim, claims
-from antiphase.experiments.registry import EXPERIMENTS
-from antiphase.experiments.verdicts import Prediction, Verdict, overall
+from antiphase.experiments.trained_models import TrainedModels
+from antiphase.experiments.verdicts import require_measured
 from antiphase.training.checkpoints import write_whole
 from antiphase.training.run import environment
 
-RESULTS = "results.json"
+QUICK, ALL = "quick arms", "all arms"
 
 
-@dataclass
-class Result:
-    """One test: what was predicted, what was found, what follows."""
-
-    number: int
-    title: str
-    question: str
-    predictions: list[Prediction]
-    effects: dict[str, Interval] = field(default_factory=dict)
-    tables: list[Table] = field(default_factory=list)
-    pictures: list[Picture | Heatmap] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    arms: dict[str, str] = field(
-        default_factory=dict
-    )  # and how each differs from the common recipe
-    why_not: str = ""  # it did not run
-
-    def verdicts(self) -> list[Verdict]:
-        """Return the verdict on each prediction."""
-        return [p.judge(self.effects.get(p.effect)) for p in self.predictions]
-
-    def about(self, reading: str) -> Verdict | None:
-        """Return what the test says about a reading, None if that predicts nothing here."""
-        mine = [
-            v
-            for p, v in zip(self.predictions, self.verdicts(), strict=True)
-            if p.reading == reading
-        ]
-        return overall(mine) if mine else None
-
-
-@dataclass
-class Study:
-    """All tests of a run of the lab."""
-
-    kind: str  # quick, full, or the tests that were asked for
-    seeds: list[int]
-    results: list[Result]
-    claims: list[Claim]
-    environment: dict[str, Any]
-    recipe: dict[str, Any]  # that all arms share but for their settings
-
-    def save(self, folder: Path) -> None:
-        """Write everything as JSON."""
-        write_whole(folder / RESULTS, json.dumps(asdict(self), indent=1))
-
-
-def conduct(
-    tests: Sequence[Experiment],
+def run_study(
+    tests: Sequence[RegisteredTest],
     folder: Path,
     console: Console,
     *,
-    kind: str,
     quick: bool,
     seeds: Sequence[int] = SEEDS,
     engine: LocalEngine | None = None,
 ) -> Study:
-    """Train, measure and judge; what was trained or measured before is not done again."""
+    """Train, measure and judge; what was trained or measured before is not repeated.
+
+    Args:
+        tests: the tests to run.
+        folder: the study folder; other tests' results in it are kept.
+        console: where progress is shown.
+        quick: train the quick arms of each test only.
+        seeds: of the training runs.
+        engine: performs the runs; default: all cores of this machine.
+
+    Returns:
+        All tests of the registry, run now, run earlier, or not run.
+
+    Raises:
+        UnmeasuredEffectError: a test does not measure an effect that it predicts.
+
+    """
     root = folder / "trained"
-    arms = {test.number: list(test.quick if quick else test.arms) for test in tests}
-    needed = {arm.name: arm for found in arms.values() for arm in found}
-    jobs = [arm.job(seed) for arm in needed.values() for seed in seeds]
-    faults = train_all(jobs, root, console, engine)
+    chosen = {test.number: test.load().arms_for(quick) for test in tests}
+    needed = {arm.name: arm for arms in chosen.values() for arm in arms}
+    runs = [arm.training_run(seed) for arm in needed.values() for seed in seeds]
+    errors = train_all(runs, root, console, engine)
     disable_progress_bar()  # of loading each small model
     torch.set_num_threads(1)  # as the runs were trained; small products gain nothing from more
     results = []
-    for number, kind_of_test in EXPERIMENTS.items():
-        result = _blank(kind_of_test)
-        if number in arms:
-            with console.status(f"measuring: test {number}, {result.title}"):
-                _measure(kind_of_test(), result, arms[number], seeds, faults, folder)
+    for number, entry in EXPERIMENTS.items():
+        if number in chosen:
+            with console.status(f"measuring: test {number}, {entry.title}"):
+                scope = QUICK if quick else ALL
+                result = _run(entry, chosen[number], list(seeds), scope, errors, folder)
         else:
-            result.why_not = "not asked for" if not quick else "not among the quick tests"
+            result = _earlier(entry, folder)
         results.append(result)
-    base = [arm for arm in (STANDARD, V1, V2) if arm.name in needed]
-    shelf = _shelf(base, seeds, root)
-    return Study(kind, list(seeds), results, claims(shelf), environment(), COMMON.as_dict())
+    if kept := [r.number for r in results if r.number not in chosen and not r.why_not]:
+        console.print(f"kept from earlier: tests {', '.join(map(str, kept))}", highlight=False)
+    compared = [arm for arm in (STANDARD, V1) if arm.name in needed]
+    claims, claims_seeds = _claims(compared, list(seeds), folder)
+    return Study(results, claims, claims_seeds, environment(), COMMON.as_dict())
 
 
-def _blank(kind: type[Experiment]) -> Result:
-    return Result(kind.number, kind.title, kind.question, list(kind.predictions))
-
-
-def _measure(
-    test: Experiment,
-    result: Result,
+def _run(
+    entry: RegisteredTest,
     arms: list[Arm],
-    seeds: Sequence[int],
-    faults: dict[str, str],
+    seeds: list[int],
+    scope: str,
+    errors: dict[str, str],
     folder: Path,
-) -> None:
-    """Fill in a result, from what was measured before if nothing has changed."""
+) -> Result:
+    """Measure a test on its trained arms, unless the same has been measured before."""
+    test = entry.load()
+    result = _blank(entry, test)
+    result.arms = {arm.name: arm.changes(COMMON) for arm in arms}
+    result.scope, result.seeds, result.keys = scope, seeds, _keys(test, arms, seeds)
     root = folder / "trained"
-    jobs = [arm.job(seed) for arm in arms for seed in seeds]
-    result.arms = {arm.name: arm.settings(COMMON) for arm in arms}
-    for job in jobs:
-        if not job.finished(root):
-            result.why_not = f"{job.title}: {faults.get(job.key, 'was not trained')}"
-            return
-    keys = [test.version, *(job.key for job in jobs)]
-    path = folder / "measured" / f"test-{test.number:02}.json"
-    kept = _read(path)
-    if kept is None or kept["keys"] != keys or "notes" not in kept:
-        began = time.monotonic()
-        found = test.measure(_shelf(arms, seeds, root))
-        kept = {"keys": keys, "seconds": time.monotonic() - began, **_as_json(found)}
+    for run in (arm.training_run(seed) for arm in arms for seed in seeds):
+        if not run.finished(root):
+            result.why_not = f"{run.title}: {errors.get(run.key, 'was not trained')}"
+            return result
+    earlier = _stored(entry, folder)
+    if earlier is not None and earlier.keys == result.keys and _complete(earlier, test):
+        _adopt(result, earlier)
+        return result
+    measured = test.measure(TrainedModels.finished(arms, seeds, root))
+    require_measured(f"{entry.number} ({entry.title})", test.predictions, measured.effects)
+    result.effects = {effect: bootstrap(values) for effect, values in measured.effects.items()}
+    result.tables, result.figures = measured.tables, measured.figures
+    result.notes = [*measured.notes, *([test.amended] if test.amended else [])]
+    path = _measured_file(entry, folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(result_to_json(result), indent=1))
+    return result
+
+
+def _earlier(entry: RegisteredTest, folder: Path) -> Result:
+    """Return the result of an earlier call, if the present code gives the same runs."""
+    test = entry.load()
+    result = _blank(entry, test)
+    earlier = _stored(entry, folder)
+    if earlier is None:
+        result.why_not = "not selected"
+        return result
+    known = {arm.name: arm for arm in (*test.arms, *(test.quick_arms or ()))}
+    arms = [known[name] for name in earlier.arms if name in known]
+    same = len(arms) == len(earlier.arms) and earlier.keys == _keys(test, arms, earlier.seeds)
+    if not same or not _complete(earlier, test):
+        result.why_not = "measured earlier with other recipes or versions, so left out"
+        return result
+    result.arms, result.scope = earlier.arms, earlier.scope
+    result.seeds, result.keys = earlier.seeds, earlier.keys
+    _adopt(result, earlier)
+    return result
+
+
+def _blank(entry: RegisteredTest, test: Experiment) -> Result:
+    return Result(entry.number, entry.title, entry.question, list(test.predictions))
+
+
+def _adopt(result: Result, earlier: Result) -> None:
+    """Take over what was measured; predictions and titles are those of the present code."""
+    result.effects, result.tables = earlier.effects, earlier.tables
+    result.figures, result.notes = earlier.figures, earlier.notes
+
+
+def _complete(earlier: Result, test: Experiment) -> bool:
+    return {prediction.effect for prediction in test.predictions} <= set(earlier.effects)
+
+
+def _keys(test: Experiment, arms: Sequence[Arm], seeds: Sequence[int]) -> list[str]:
+    return [f"version {test.version}", *(arm.training_run(s).key for arm in arms for s in seeds)]
+
+
+def _measured_file(entry: RegisteredTest, folder: Path) -> Path:
+    return folder / "measured" / f"test-{entry.number:02}.json"
+
+
+def _stored(entry: RegisteredTest, folder: Path) -> Result | None:
+    """Return the stored result of a test; None if there is none that can be read."""
+    kept: Any = read_json(_measured_file(entry, folder))
+    try:
+        return None if kept is None else result_from_json(kept)
+    except (KeyError, TypeError, ValueError):
+        return None  # of another version of the package: measured again
+
+
+def _claims(arms: list[Arm], seeds: list[int], folder: Path) -> tuple[list[Claim], list[int]]:
+    """Return the published numbers beside those of STANDARD and V1, and the seeds of ours."""
+    path = folder / "measured" / "claims.json"
+    kept = read_json(path)
+    models = TrainedModels.finished(arms, seeds, folder / "trained")
+    if STANDARD not in models or V1 not in models:  # not part of this call, or not trained
+        if kept is None or kept["keys"] != _claim_keys(kept["seeds"]):
+            return [], []
+        seeds = kept["seeds"]
+    elif kept is None or kept["keys"] != _claim_keys(seeds):
+        found = [asdict(claim) for claim in published_claims(models)]
+        kept = {"keys": _claim_keys(seeds), "seeds": seeds, "claims": found}
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(kept, indent=1))
-    fill(result, kept)
-    if test.amended:
-        result.notes.append(test.amended)
+    return [claim_from_json(fields) for fields in kept["claims"]], seeds
 
 
-def _shelf(arms: Sequence[Arm], seeds: Sequence[int], root: Path) -> Shelf:
-    return Shelf(
-        {
-            arm.name: [Trained(job, job.folder(root)) for job in map(arm.job, seeds)]
-            for arm in arms
-            if all(arm.job(seed).finished(root) for seed in seeds)
-        }
-    )
-
-
-def _as_json(found: Measured) -> dict[str, Any]:
-    return {
-        "effects": {name: asdict(bootstrap(values)) for name, values in found.effects.items()},
-        "tables": [asdict(table) for table in found.tables],
-        "pictures": [asdict(picture) for picture in found.pictures],
-        "notes": found.notes,
-    }
-
-
-def fill(result: Result, kept: dict[str, Any]) -> None:
-    """Put effects, tables and pictures of JSON into a result."""
-    result.effects = {name: Interval(**i) for name, i in kept["effects"].items()}
-    result.tables = [Table(**t) for t in kept["tables"]]
-    result.pictures = [_picture(p) for p in kept["pictures"]]
-    result.notes = list(kept["notes"])
-
-
-def _picture(fields: dict[str, Any]) -> Picture | Heatmap:
-    if "values" in fields:
-        return Heatmap(**fields)
-    series = {
-        name: [(x, Interval(**y) if isinstance(y, dict) else y) for x, y in points]
-        for name, points in fields["series"].items()
-    }
-    return Picture(**{**fields, "series": series})
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return None
-
-
-def load(folder: Path) -> Study:
-    """Return a study from its folder."""
-    kept = _read(folder / RESULTS)
-    if kept is None:
-        raise ValueError(f"{folder}: has no {RESULTS} of a study that can be read")
-    results = []
-    for fields in kept["results"]:
-        result = Result(
-            fields["number"],
-            fields["title"],
-            fields["question"],
-            [Prediction(**p) for p in fields["predictions"]],
-            arms=fields["arms"],
-            why_not=fields["why_not"],
-        )
-        fill(result, fields)
-        results.append(result)
-    found = [Claim(**claim) for claim in kept["claims"]]
-    return Study(kept["kind"], kept["seeds"], results, found, kept["environment"], kept["recipe"])
+def _claim_keys(seeds: Sequence[int]) -> list[str]:
+    return [arm.training_run(seed).key for arm in (STANDARD, V1) for seed in seeds]

@@ -33,7 +33,7 @@ from transformers.utils.logging import disable_progress_bar
 from antiphase.analysis.before_after import Measured, decoding_speeds, measure
 from antiphase.analysis.before_after_plots import draw_change
 from antiphase.cpu import guard_bf16
-from antiphase.experiments.engine import alone
+from antiphase.experiments.engine import exclusive_lock
 from antiphase.experiments.unchain_card import write_unchain_card
 from antiphase.models.gguf import NAME as SMOLLM2
 from antiphase.models.locate import locate_model
@@ -182,7 +182,7 @@ def unchain_run(
     texts = _language(settings, base, "validation", settings.calibration)
     content = _content(base.model, train_set)
     folder.mkdir(parents=True, exist_ok=True)
-    with alone(folder / LOCK):
+    with exclusive_lock(folder / LOCK):
         _begin(folder, settings, content)
         _tell(quiet, f"measuring {settings.model} as it is, on {len(held_out)} texts and questions")
         before = _before(settings, shared or folder, content, base, held_out, needles)

@@ -1,11 +1,11 @@
-"""Captured maps are those that the model used, at the rows that were asked for."""
+"""Captured maps are those that the model used, at the requested rows."""
 
 import pytest
 import torch
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from antiphase import AntiphaseForCausalLM, preset
-from antiphase.analysis import capture, truth_of
+from antiphase.analysis import capture, ground_truth
 from antiphase.analysis.metrics import dynamics, flow
 from antiphase.attention import MECHANISMS
 from antiphase.tasks import task
@@ -29,19 +29,19 @@ def model(attention="diff_v1", **options):
 
 
 @pytest.mark.parametrize("attention", sorted(MECHANISMS))
-def test_rows_are_those_of_the_whole_maps(attention):
+def test_rows_are_those_of_the_complete_maps(attention):
     net = model(attention)
-    whole = net(IDS, output_attentions=True, use_cache=False)
+    complete = net(IDS, output_attentions=True, use_cache=False)
     got = capture(net, IDS, ROWS, hidden=True, outputs=True)
     assert len(got.layers) == net.config.num_hidden_layers
-    for layer, A in zip(got.layers, whole.attentions, strict=True):
+    for layer, A in zip(got.layers, complete.attentions, strict=True):
         for b in range(2):
             want = A[b, :, ROWS[b]].float()
             torch.testing.assert_close(layer.difference[b], want, atol=1e-5, rtol=1e-4)
         if layer.noise is not None:
             again = layer.signal - layer.lam * layer.noise
             torch.testing.assert_close(layer.difference, again, atol=1e-5, rtol=1e-4)
-    want = whole.logits.gather(1, ROWS[..., None].expand(-1, -1, 64))
+    want = complete.logits.gather(1, ROWS[..., None].expand(-1, -1, 64))
     torch.testing.assert_close(got.logits, want, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(
         got.hidden[-1], net(IDS, output_hidden_states=True).hidden_states[-1]
@@ -50,7 +50,7 @@ def test_rows_are_those_of_the_whole_maps(attention):
     assert not net.training
 
 
-def test_a_foreign_model_shows_one_map_a_head_and_keeps_its_own_way():
+def test_a_foreign_model_shows_one_map_per_head_and_keeps_its_implementation():
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=64,
@@ -63,14 +63,14 @@ def test_a_foreign_model_shows_one_map_a_head_and_keeps_its_own_way():
     )
     net = LlamaForCausalLM(config).eval()
     net.set_attn_implementation("eager")
-    whole = net(IDS, output_attentions=True)
+    complete = net(IDS, output_attentions=True)
     net.set_attn_implementation("sdpa")
     got = capture(net, IDS, ROWS, scores=True, outputs=True)
-    for layer, A in zip(got.layers, whole.attentions, strict=True):
+    for layer, A in zip(got.layers, complete.attentions, strict=True):
         assert layer.noise is None
         for b in range(2):
             torch.testing.assert_close(layer.signal[b], A[b, :, ROWS[b]], atol=1e-5, rtol=1e-4)
-    want = whole.logits.gather(1, ROWS[..., None].expand(-1, -1, 64))
+    want = complete.logits.gather(1, ROWS[..., None].expand(-1, -1, 64))
     torch.testing.assert_close(got.logits, want, atol=1e-4, rtol=1e-4)
     assert net.config._attn_implementation == "sdpa"
     assert got.layers[0].scores[0].shape == (2, 4, 2, 24)
@@ -94,36 +94,46 @@ def test_diffllama_shows_its_pairs():
     torch.testing.assert_close(got.logits, want, atol=1e-4, rtol=1e-4)
 
 
-def test_rows_outside_the_text_are_refused():
+def test_rows_outside_the_sequence_raise():
     with pytest.raises(ValueError, match="rows: got shape"):
         capture(model(), IDS, torch.tensor([[24], [0]]))
+    with pytest.raises(ValueError, match="rows: got 'every'"):
+        capture(model(), IDS, "every")
 
 
-def test_truth_of_a_needle_text():
+def test_the_default_is_the_last_row_and_all_rows_are_complete_maps():
+    net = model()
+    complete = capture(net, IDS, "all").layers[0]
+    assert complete.difference.shape == (2, 2, 24, 24)
+    last = capture(net, IDS).layers[0]
+    torch.testing.assert_close(last.noise, complete.noise[:, :, -1:])
+
+
+def test_ground_truth_of_a_needle_sequence():
     made = task("needle")(length=32, needles=2, repeats=1, queried=1, keys=4, values=4)
     batch = made.examples(range(6))
-    truth = truth_of(batch)
+    truth = ground_truth(batch)
     tokens = torch.from_numpy(batch.tokens)
     for b in range(6):
         for n, row in enumerate(truth.rows[b].tolist()):
             places = truth.relevant[b, n].nonzero()[:, 0].tolist()
             assert places, "nothing to be found"
             assert max(places) < row
-            # every place is the asked key or its answer
+            # every place is the queried key or its answer
             assert {int(t) for t in tokens[b, places]} == {
                 int(tokens[b, row]),
                 int(tokens[b, row + 1]),
             }
-            whole = truth.relevant[b, n] | truth.sink[b, n] | truth.irrelevant[b, n]
-            assert whole.tolist() == (torch.arange(32) <= row).tolist()
-    assert truth_of(batch, last=1).rows.tolist() == [[30]] * 6
+            visible = truth.relevant[b, n] | truth.sink[b, n] | truth.irrelevant[b, n]
+            assert visible.tolist() == (torch.arange(32) <= row).tolist()
+    assert ground_truth(batch, last=1).rows.tolist() == [[30]] * 6
 
 
 @pytest.fixture(scope="module")
 def needle():
     made = task("needle")(length=24, needles=2, keys=4, values=4)
     batch = made.examples(range(4))
-    return torch.from_numpy(batch.tokens), truth_of(batch)
+    return torch.from_numpy(batch.tokens), ground_truth(batch)
 
 
 def test_edits_that_change_nothing_change_no_logit(needle):
@@ -144,17 +154,17 @@ def test_knocking_out_every_head_is_knocking_out_the_layer(needle):
     ids, truth = needle
     net = model(lam=0.0)
     assert float(flow.logit_change(net, ids, truth, layer=0).abs().max()) < 1e-5
-    with pytest.raises(ValueError, match="one map a head, no noise"):
+    with pytest.raises(ValueError, match="one map per head, no noise"):
         flow.logit_change(model("standard"), ids, truth)
 
 
-def test_attention_times_gradient_is_a_share(needle):
+def test_attention_times_gradient_is_a_fraction(needle):
     ids, truth = needle
     net = model()
-    share = flow.attention_times_gradient(net, ids, truth)
-    assert share.shape == (2, 4)
-    assert float(share.min()) >= 0
-    assert float(share.max()) <= 1
+    fraction = flow.attention_times_gradient(net, ids, truth)
+    assert fraction.shape == (2, 4)
+    assert float(fraction.min()) >= 0
+    assert float(fraction.max()) <= 1
     assert all(p.grad is None for p in net.parameters())
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from antiphase.analysis.ground_truth import Truth
+from antiphase.analysis.ground_truth import GroundTruth
 from antiphase.analysis.metrics import (
     allocation,
     cancellation,
@@ -20,13 +20,13 @@ T = 10
 
 
 def truth(relevant=(3, 4), B=1):
-    """Return one row that sees 10 keys: the first a sink, two that matter."""
+    """Return one row with 10 visible keys: the first a sink, two relevant."""
     kinds = torch.zeros(3, T, dtype=torch.bool)
     kinds[0, list(relevant)] = True
     kinds[1, 0] = True
     kinds[2] = ~(kinds[0] | kinds[1])
     R, S, I = (k.expand(B, 1, T) for k in kinds)  # noqa: E741
-    return Truth(torch.full((B, 1), T - 1), R, S, I, torch.zeros(B, 1))
+    return GroundTruth(torch.full((B, 1), T - 1), R, S, I, torch.zeros(B, 1))
 
 
 def row(*weights):
@@ -35,7 +35,7 @@ def row(*weights):
 
 UNIFORM = row(*[1 / T] * T)
 ONE_HOT = row(*[float(i == 4) for i in range(T)])
-SEEN = torch.ones(1, 1, T, dtype=torch.bool)
+VISIBLE = torch.ones(1, 1, T, dtype=torch.bool)
 
 
 def test_allocation_of_known_rows():
@@ -67,7 +67,7 @@ def test_two_equal_maps_agree_and_are_removed_at_weight_one():
 
 
 def shared_noise(seed=0, common=1.0, B=64):
-    """Return two maps of one row: their noise is alike to the share `common`; one has a signal."""
+    """Return two maps of one row with a fraction `common` of noise in common; one has a signal."""
     g = torch.Generator().manual_seed(seed)
     noise, own = torch.randn(2, B, 2, 1, T, generator=g, dtype=torch.double)
     A2 = noise.softmax(-1)
@@ -81,14 +81,14 @@ def test_shared_noise_and_separate_signal_cancel():
     A1, A2 = shared_noise()
     lam = cancellation.optimal_weight(A1, A2, t)[..., None, None]
     rejected = cancellation.rejection(A1, A1 - lam * A2, t)
-    assert float(rejected.min()) > 40  # what is shared goes exactly
+    assert float(rejected.min()) > 40  # common noise is removed exactly
     assert float(cancellation.correlation(A1, A2, t.irrelevant).min()) > 0.999
     null = cancellation.from_another_head(A2)
     assert abs(float(cancellation.correlation(A1, null, t.irrelevant).mean())) < 0.1
 
 
 def test_rows_of_other_lengths_do_not_make_maps_agree():
-    """Two unrelated maps whose rows see 4 and 400 keys."""
+    """Two unrelated maps whose rows have 4 and 400 visible keys."""
     g = torch.Generator().manual_seed(0)
     where = torch.arange(400) < torch.tensor([4, 400])[:, None]
     maps = (
@@ -132,7 +132,7 @@ def test_rank_by_construction(r):
     assert float((rank.truncated(A, r) - A).norm()) < 1e-9
 
 
-def test_rank_is_looked_at_where_causality_adds_none():
+def test_rank_is_taken_where_causality_adds_none():
     causal = torch.ones(16, 16).tril() / torch.arange(1, 17)[:, None]  # the running mean
     assert float(rank.effective_rank(causal)) > 5
     assert float(rank.effective_rank(rank.lower_left(causal))) == pytest.approx(1.0)
@@ -146,29 +146,29 @@ def test_rank_is_looked_at_where_causality_adds_none():
         (sparsity.entropy, 1.0, 0.0),
         (sparsity.gini, 0.0, 0.9),
         (sparsity.hoyer, 0.0, 1.0),
-        (sparsity.share_above, 0.0, 0.1),
+        (sparsity.fraction_above_uniform, 0.0, 0.1),
         (sparsity.negative_mass, 0.0, 0.0),
         (sparsity.max_weight, 0.1, 1.0),
-        (sparsity.outside, 0.0, 0.0),
+        (sparsity.fraction_outside_simplex, 0.0, 0.0),
     ],
 )
 def test_sparsity_of_uniform_and_one_hot(measure, uniform, one):
-    assert float(measure(UNIFORM, SEEN)) == pytest.approx(uniform, abs=1e-9)
-    assert float(measure(ONE_HOT, SEEN)) == pytest.approx(one, abs=1e-9)
+    assert float(measure(UNIFORM, VISIBLE)) == pytest.approx(uniform, abs=1e-9)
+    assert float(measure(ONE_HOT, VISIBLE)) == pytest.approx(one, abs=1e-9)
 
 
 def test_sparsity_counts_visible_keys_only():
-    seen = torch.arange(T) < 4
+    visible = torch.arange(T) < 4
     half = row(*[0.25] * 4, *[0.0] * 6)
-    assert float(sparsity.entropy(half, seen[None, None])) == pytest.approx(1)
-    assert float(sparsity.gini(half, seen[None, None])) == pytest.approx(0)
-    assert float(sparsity.hoyer(half, seen[None, None])) == pytest.approx(0)
+    assert float(sparsity.entropy(half, visible[None, None])) == pytest.approx(1)
+    assert float(sparsity.gini(half, visible[None, None])) == pytest.approx(0)
+    assert float(sparsity.hoyer(half, visible[None, None])) == pytest.approx(0)
 
 
 def test_weights_outside_the_simplex():
     wild = row(1.5, -0.5, 0, 0, 0, 0, 0, 0, 0, 0)
-    assert float(sparsity.outside(wild, SEEN)) == pytest.approx(0.2)
-    assert float(sparsity.negative_mass(wild, SEEN)) == pytest.approx(0.25)
+    assert float(sparsity.fraction_outside_simplex(wild, VISIBLE)) == pytest.approx(0.2)
+    assert float(sparsity.negative_mass(wild, VISIBLE)) == pytest.approx(0.25)
 
 
 def test_outliers_and_sinks():
@@ -183,8 +183,8 @@ def test_heads_that_repeat_each_other():
     apart = torch.eye(3).view(1, 3, 1, 3)
     assert float(redundancy.cosine_distance(apart)) == pytest.approx(1)
     x = torch.randn(1, 500, 1, 4)
-    turned = x @ torch.linalg.qr(torch.randn(4, 4))[0]
-    assert redundancy.cka(torch.cat([x, turned], 2)) == pytest.approx(1, abs=1e-5)
+    rotated = x @ torch.linalg.qr(torch.randn(4, 4))[0]
+    assert redundancy.cka(torch.cat([x, rotated], 2)) == pytest.approx(1, abs=1e-5)
     assert redundancy.cka(torch.randn(1, 5000, 2, 4)) < 0.05
 
 

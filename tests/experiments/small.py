@@ -1,15 +1,21 @@
 """A lab of seconds: the same tests, on models too small and too briefly trained to learn."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
-from antiphase.experiments.arms import Arm, Job
+from antiphase.experiments.arms import STANDARD, Arm, TrainingRun, base_recipe
+from antiphase.experiments.engine import Job, LocalEngine
+from antiphase.experiments.experiment import Experiment, Measurement
+from antiphase.experiments.verdicts import Effect, Prediction
 
 
 @pytest.fixture
 def small_lab(monkeypatch):
-    def job(self: Arm, seed: int) -> Job:
+    def training_run(self: Arm, seed: int) -> TrainingRun:
         recipe = self.recipe
-        return Job(
+        return TrainingRun(
             recipe.changed(
                 seed=seed,
                 steps=8,
@@ -24,5 +30,41 @@ def small_lab(monkeypatch):
             )
         )
 
-    monkeypatch.setattr(Arm, "job", job)
+    monkeypatch.setattr(Arm, "training_run", training_run)
     monkeypatch.setattr("antiphase.experiments.model_measurements.EXAMPLES", 8)
+    monkeypatch.setattr("antiphase.experiments.model_measurements.SEQUENCES", 6)
+
+
+class InProcess(LocalEngine):
+    """An engine without worker processes, each of which would import torch for seconds."""
+
+    def run(self, jobs: list[Job], root: Path) -> Iterator[tuple[Job, str | None]]:
+        for job in jobs:
+            try:
+                job.perform(root)
+            except ValueError as error:
+                yield job, str(error)
+            else:
+                yield job, None
+
+
+class BrokenTest(Experiment):
+    """A test with an arm that cannot be trained."""
+
+    predictions = ()
+    arms = (Arm("odd", base_recipe("top_k", attention_options={"k": 0})), STANDARD)
+
+    def measure(self, models):
+        return Measurement({})
+
+
+class MistypedTest(Experiment):
+    """A test that predicts an effect which it does not measure."""
+
+    arms = (STANDARD,)
+    predictions = (
+        Prediction("sparsity", Effect("acuracy", "standard"), "above", 0.1, "a typing error"),
+    )
+
+    def measure(self, models):
+        return Measurement({Effect("accuracy", "standard"): [[0.5], [0.6]]})

@@ -1,4 +1,4 @@
-"""A study from nothing: trained once, killed and gone on with, judged, and read in a browser."""
+"""A study from nothing: trained once, killed and resumed, judged, and shown in a browser."""
 
 import json
 import os
@@ -13,23 +13,23 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from antiphase.experiments.arms import Arm
+from antiphase.experiments.arms import STANDARD, V1, TrainingRun
 from antiphase.experiments.engine import LocalEngine, train_all
-from antiphase.experiments.experiment import STANDARD, V1, Experiment, Measured, base
-from antiphase.experiments.registry import EXPERIMENTS, experiments
-from antiphase.experiments.report import verdict_rows, write_report
+from antiphase.experiments.registry import EXPERIMENTS, RegisteredTest, select_tests
+from antiphase.experiments.report import cell_text, verdict_rows, write_report
 from antiphase.experiments.report.html import write_html
-from antiphase.experiments.study import conduct, load
-from antiphase.experiments.verdicts import Verdict
-from tests.experiments.small import small_lab  # noqa: F401
+from antiphase.experiments.results import load_study
+from antiphase.experiments.study import run_study
+from antiphase.experiments.verdicts import UnmeasuredEffectError, Verdict
+from antiphase.training import load_recipe, train
+from tests.experiments.small import InProcess, small_lab  # noqa: F401
 
 QUIET = Console(quiet=True)
 
 
 def study_of(folder: Path, numbers, quick=False, seeds=range(2)):
-    found = conduct(
-        experiments(numbers, full=False), folder, QUIET, kind="test", quick=quick, seeds=seeds
-    )
+    tests = select_tests(numbers, full=False)
+    found = run_study(tests, folder, QUIET, quick=quick, seeds=seeds, engine=InProcess())
     found.save(folder)
     return found
 
@@ -48,12 +48,13 @@ def test_a_quick_study_ends_with_verdicts_and_a_page(small_lab, folder):  # noqa
         if result.number in ran:
             assert {p.effect for p in result.predictions} <= set(result.effects)
             assert result.tables
-            assert result.pictures
+            assert result.figures
             assert Verdict.NOT_RUN not in result.verdicts()
+            assert all(len(i.by_seed) == i.seeds == 2 for i in result.effects.values())
         else:
             assert set(result.verdicts()) == {Verdict.NOT_RUN}
     assert study.claims
-    assert load(folder) == study
+    assert load_study(folder) == study
     # nothing is trained or measured again
     stamps = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.name != "results.json"}
     again = study_of(folder, None, quick=True)
@@ -63,11 +64,42 @@ def test_a_quick_study_ends_with_verdicts_and_a_page(small_lab, folder):  # noqa
     assert again == study
     write_report(study, folder)
     text = (folder / "report.md").read_text()
-    for still in re.findall(r"\((pictures/.*?)\)", text):
-        assert (folder / still).stat().st_size > 5_000
-    assert text.count("(pictures/") == sum(len(r.pictures) for r in study.results)
+    for figure in re.findall(r"\((figures/.*?)\)", text):
+        assert (folder / figure).stat().st_size > 5_000
+    assert text.count("(figures/") == sum(len(r.figures) for r in study.results)
     for row in verdict_rows(study):
-        assert "| " + " | ".join(row) + " |" in text
+        assert "| " + " | ".join(map(cell_text, row)) + " |" in text
+
+
+def test_a_study_keeps_the_results_of_other_tests(small_lab, folder, monkeypatch):  # noqa: F811
+    quick = study_of(folder, None, quick=True)
+    only = study_of(folder, [15], seeds=[0])
+    assert [r.number for r in only.results if not r.why_not] == [1, 3, 5, 11, 15]
+    for before, after in zip(quick.results, only.results, strict=True):
+        if before.number == 15:
+            assert (after.scope, after.seeds) == ("all arms", [0])
+            assert all(i.seeds == 1 for i in after.effects.values())
+        else:
+            assert after == before
+    assert (only.claims, only.claims_seeds) == (quick.claims, [0, 1])
+    write_report(only, folder)
+    text = (folder / "report.md").read_text()
+    assert "Tests 1, 3, 5, 11: quick arms, seeds 0, 1. Test 15: all arms, seeds 0." in text
+    # a result of another version of a test is left out, and the study says so
+    test = EXPERIMENTS[5].load()
+    monkeypatch.setattr(type(test), "version", 99)
+    changed = study_of(folder, [15], seeds=[0])
+    assert "measured earlier with other recipes or versions" in changed.results[4].why_not
+
+
+def test_a_predicted_effect_that_was_not_measured_raises(small_lab, folder, monkeypatch):  # noqa: F811
+    location = "tests.experiments.small:MistypedTest"
+    mistyped = RegisteredTest(98, "Mistyped", "?", location)
+    monkeypatch.setitem(EXPERIMENTS, 98, mistyped)
+    with pytest.raises(UnmeasuredEffectError) as error:
+        run_study([mistyped], folder, QUIET, quick=False, seeds=range(2), engine=InProcess())
+    for part in ("test 98 (Mistyped)", "acuracy", "'accuracy'"):
+        assert part in str(error.value)
 
 
 @pytest.mark.slow
@@ -77,53 +109,51 @@ def test_every_test_runs(small_lab, folder):  # noqa: F811
         assert not result.why_not, (result.number, result.why_not)
         assert {p.effect for p in result.predictions} <= set(result.effects), result.number
         assert result.tables
-        assert result.pictures
+        assert result.figures
     write_html(study, folder / "all.html")
 
 
-def test_a_page_can_be_read_at_two_widths(small_lab, folder, tmp_path):  # noqa: F811
+@pytest.mark.parametrize("width", [390, pytest.param(1280, marks=pytest.mark.slow)])
+def test_a_page_can_be_read_at_two_widths(width, small_lab, folder, tmp_path):  # noqa: F811
     study = study_of(folder, None, quick=True)
     page = tmp_path / "report.html"
     write_html(study, page)
     text = page.read_text()
     assert "https://" not in text.split("</script>", 1)[1], "the page needs the network"
-    for width in (390, 1280):
-        picture = tmp_path / f"{width}.png"
-        done = subprocess.run(
-            [
-                "chromium",
-                "--headless=new",
-                "--no-sandbox",
-                "--disable-gpu",
-                "--hide-scrollbars",
-                f"--window-size={width},2000",
-                "--virtual-time-budget=8000",
-                "--dump-dom",
-                f"--screenshot={picture}",
-                page.as_uri(),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert picture.stat().st_size > 20_000, done.stderr
-        assert done.stdout.count("main-svg") >= 3, "the pictures were not drawn"
+    picture = tmp_path / f"{width}.png"
+    done = subprocess.run(
+        [
+            "chromium",
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            f"--window-size={width},2000",
+            "--virtual-time-budget=8000",
+            "--dump-dom",
+            f"--screenshot={picture}",
+            page.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert picture.stat().st_size > 20_000, done.stderr
+    assert done.stdout.count("main-svg") >= 3, "the figures were not drawn"
 
 
-def test_a_broken_arm_is_told_and_the_rest_goes_on(small_lab, tmp_path, monkeypatch):  # noqa: F811
-    class Broken(Experiment):
-        number, title, question, predictions = 99, "Broken", "?", ()
-        arms = (Arm("odd", base("top_k", attention_options={"k": 0})), STANDARD)
-
-        def measure(self, shelf):
-            return Measured({})
-
-    monkeypatch.setitem(EXPERIMENTS, 99, Broken)
-    study = conduct([Broken()], tmp_path, QUIET, kind="x", quick=False, seeds=[0])
+def test_a_broken_arm_is_reported_and_the_others_are_trained(
+    small_lab,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+):
+    broken = RegisteredTest(99, "Broken", "?", "tests.experiments.small:BrokenTest")
+    monkeypatch.setitem(EXPERIMENTS, 99, broken)
+    study = run_study([broken], tmp_path, QUIET, quick=False, seeds=[0], engine=InProcess())
     result = study.results[-1]
     assert "k: got 0, expected at least 1" in result.why_not
-    assert STANDARD.job(0).finished(tmp_path / "trained")
+    assert STANDARD.training_run(0).finished(tmp_path / "trained")
 
 
 def _is_alive(group: int) -> bool:
@@ -134,6 +164,15 @@ def _is_alive(group: int) -> bool:
     return True
 
 
+def two_runs() -> list[TrainingRun]:
+    """Return a short run, and a longer one that is to be killed; a worker begins with the first."""
+    small = {"model": {"hidden_size": 32}, "checkpoint_every": 20}
+    return [
+        TrainingRun(STANDARD.recipe.changed(steps=30, batch_size=32, **small)),
+        TrainingRun(V1.recipe.changed(steps=200, batch_size=4, **small)),
+    ]
+
+
 def test_a_killed_study_repeats_no_finished_run(tmp_path):
     """Two runs, the second killed; the lab is started again and ends as if it had not been."""
     script = tmp_path / "run.py"
@@ -142,17 +181,17 @@ def test_a_killed_study_repeats_no_finished_run(tmp_path):
         "from pathlib import Path\n"
         "from rich.console import Console\n"
         "from antiphase.experiments.engine import LocalEngine, train_all\n"
-        "from antiphase.experiments.experiment import V1, STANDARD\n"
-        "from antiphase.experiments.arms import Job\n"
-        "small = dict(model={'hidden_size': 32}, batch_size=4, checkpoint_every=20)\n"
+        "from tests.experiments.test_study import two_runs\n"
         "if __name__ == '__main__':\n"
-        "    jobs = [Job(STANDARD.recipe.changed(steps=20, **small)),\n"
-        "            Job(V1.recipe.changed(steps=500, **small))]\n"
-        "    train_all(jobs, Path(sys.argv[1]), Console(), LocalEngine(workers=2))\n"
+        "    train_all(two_runs(), Path(sys.argv[1]), Console(), LocalEngine(workers=1))\n"
     )
     root = tmp_path / "trained"
-    command = [sys.executable, str(script), str(root)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(root)],
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
     wanted = ("needle-diff_v1-*/checkpoints/*/manifest.json", "needle-standard-*/model")
     while not all(list(root.glob(pattern)) for pattern in wanted):
         assert process.poll() is None
@@ -166,45 +205,74 @@ def test_a_killed_study_repeats_no_finished_run(tmp_path):
     first = next(root.glob("needle-standard-*/model/model.safetensors"))
     stamp = first.stat().st_mtime_ns
     assert not list(root.glob("needle-diff_v1-*/model"))
-    subprocess.run(command, check=True, capture_output=True)
+    assert train_all(two_runs(), root, QUIET, InProcess()) == {}
     assert first.stat().st_mtime_ns == stamp
     killed = next(root.glob("needle-diff_v1-*/model/model.safetensors"))
-    job_folder = killed.parent.parent
-    whole = tmp_path / "whole"
-    from antiphase.training import load_recipe, train
-
-    train(load_recipe(str(job_folder / "recipe.yaml")), whole, quiet=True)
-    assert (whole / "model" / "model.safetensors").read_bytes() == killed.read_bytes()
+    run_folder = killed.parent.parent
+    uninterrupted = tmp_path / "uninterrupted"
+    train(load_recipe(str(run_folder / "recipe.yaml")), uninterrupted, quiet=True)
+    assert (uninterrupted / "model" / "model.safetensors").read_bytes() == killed.read_bytes()
 
 
 def test_two_labs_do_not_train_the_same_run_twice(small_lab, tmp_path):  # noqa: F811
-    job = V1.job(0)
-    job.perform(tmp_path)
-    stamp = (job.folder(tmp_path) / "model" / "model.safetensors").stat().st_mtime_ns
-    job.perform(tmp_path)
-    assert (job.folder(tmp_path) / "model" / "model.safetensors").stat().st_mtime_ns == stamp
-    assert train_all([job], tmp_path, QUIET, LocalEngine(workers=1)) == {}
+    run = V1.training_run(0)
+    run.perform(tmp_path)
+    stamp = (run.folder(tmp_path) / "model" / "model.safetensors").stat().st_mtime_ns
+    run.perform(tmp_path)
+    assert (run.folder(tmp_path) / "model" / "model.safetensors").stat().st_mtime_ns == stamp
+    assert train_all([run], tmp_path, QUIET, LocalEngine(workers=1)) == {}
 
 
 def test_a_run_is_named_by_what_decides_its_outcome(monkeypatch):
-    key = V1.job(0).key
-    assert key == V1.job(0).key != V1.job(1).key
+    key = V1.training_run(0).key
+    assert key == V1.training_run(0).key != V1.training_run(1).key
     from antiphase.attention import DiffV1
 
     monkeypatch.setattr(DiffV1, "version", 2)
-    assert V1.job(0).key != key
+    assert V1.training_run(0).key != key
 
 
 def test_a_study_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "results.json").write_text("{")
     with pytest.raises(ValueError, match=r"has no results\.json of a study that can be read"):
-        load(tmp_path)
+        load_study(tmp_path)
     with pytest.raises(ValueError, match="--only: got 14, the tests are 1, 2, 3"):
-        experiments([14], full=False)
+        select_tests([14], full=False)
 
 
 def test_results_are_plain_numbers(small_lab, folder):  # noqa: F811
     study_of(folder, None, quick=True)
     kept = json.loads((folder / "results.json").read_text())
-    low = kept["results"][0]["effects"]["V1: correlation on I minus on R"]["low"]
-    assert np.isfinite(low)
+    found = {e["effect"]["metric"]: e["interval"] for e in kept["results"][0]["effects"]}
+    interval = found["corr(log A1, log A2) on I minus on R"]
+    assert np.isfinite(interval["low"])
+    assert np.mean(interval["by_seed"]) == pytest.approx(interval["mean"])
+
+
+def test_the_published_study_loads(tmp_path):
+    study = load_study(Path(__file__).parents[2] / "docs" / "results" / "lab")
+    assert {r.number for r in study.results if not r.why_not} == set(EXPERIMENTS)
+    found = {result.number: [v.value for v in result.verdicts()] for result in study.results}
+    assert found[1] == ["refuted", "undecided", "undecided"]
+    assert found[5] == ["supported", "refuted", "supported", "supported"]
+    study.save(tmp_path)
+    assert load_study(tmp_path) == study
+
+
+def test_a_listing_imports_no_test():
+    code = (
+        "import sys\n"
+        "from antiphase.experiments.registry import EXPERIMENTS\n"
+        "assert EXPERIMENTS[1].title and EXPERIMENTS[1].question\n"
+        "print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "numpy", "transformers"} & set(done.stdout.split())
+
+
+@pytest.mark.parametrize("test", EXPERIMENTS.values(), ids=lambda test: test.title)
+def test_every_entry_of_the_registry_loads(test):
+    assert test.location.startswith(f"antiphase.experiments.e{test.number:02}_")
+    experiment = test.load()
+    assert experiment.predictions
+    assert all(arm in experiment.arms for arm in experiment.arms_for(quick=True))

@@ -224,7 +224,7 @@ class InTurn:
 
     def run(self, jobs, root):
         for job in jobs:
-            self.watch([job])
+            self.on_tick([job])
             job.perform(root)
             yield job, None
 

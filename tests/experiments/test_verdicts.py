@@ -5,11 +5,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphase.analysis.statistics import Interval, bootstrap, difference
-from antiphase.experiments.verdicts import Prediction, Verdict, overall
+from antiphase.analysis.statistics import Interval, bootstrap, difference, student_t
+from antiphase.experiments.results import Result
+from antiphase.experiments.verdicts import (
+    Effect,
+    Prediction,
+    UnmeasuredEffectError,
+    Verdict,
+    overall,
+)
 
 number = st.floats(-10, 10, allow_nan=False)
 size = st.floats(0.01, 5)
+EFFECT = Effect("accuracy", "V1", versus="standard", condition="under stress")
 
 
 @st.composite
@@ -19,7 +27,7 @@ def intervals(draw):
 
 
 def prediction(expects, counts):
-    return Prediction("cancelling", "x", expects, counts, "")
+    return Prediction("cancelling", EFFECT, expects, counts, "")
 
 
 @given(intervals(), size, st.sampled_from(["above", "below"]))
@@ -78,9 +86,28 @@ def test_what_never_ran_says_so():
 
 def test_a_prediction_names_a_reading_and_a_size():
     with pytest.raises(ValueError, match="reading: got 'magic', allowed are cancelling"):
-        Prediction("magic", "x", "above", 1.0, "")
+        Prediction("magic", EFFECT, "above", 1.0, "")
     with pytest.raises(ValueError, match="expected an effect size above 0"):
-        Prediction("sparsity", "x", "above", 0.0, "")
+        Prediction("sparsity", EFFECT, "above", 0.0, "")
+    with pytest.raises(TypeError, match="expected an Effect"):
+        Prediction("sparsity", "accuracy of V1", "above", 1.0, "")
+
+
+def test_an_effect_reads_as_a_phrase():
+    assert str(EFFECT) == "accuracy: V1 minus standard, under stress"
+    assert str(Effect("negative mass", "V1")) == "negative mass: V1"
+
+
+def test_a_prediction_without_its_effect_raises_unless_the_test_was_not_run():
+    other = Effect("accuracy", "V1", versus="standard", condition="as trained")
+    found = {other: Interval(0.5, 0.4, 0.6, 3)}
+    result = Result(7, "Grid", "?", [prediction("above", 0.1)], found)
+    with pytest.raises(UnmeasuredEffectError, match=r"test 7 \(Grid\).*\n.*under stress") as error:
+        result.verdicts()
+    assert "as trained" in str(error.value)  # what was measured
+    assert Result(7, "Grid", "?", [prediction("above", 0.1)], why_not="x").verdicts() == [
+        Verdict.NOT_RUN
+    ]
 
 
 def test_seeds_widen_the_interval_more_than_examples():
@@ -94,7 +121,7 @@ def test_seeds_widen_the_interval_more_than_examples():
     assert bootstrap(alike) == narrow  # the same every time
 
 
-def test_an_interval_holds_the_truth_about_as_often_as_it_says():
+def test_an_interval_covers_the_truth_about_as_often_as_it_says():
     """Examples only (one seed): 95% of 200 intervals, give or take."""
     random = np.random.default_rng(1)
     hits = 0
@@ -112,3 +139,14 @@ def test_pairs_must_match():
         bootstrap([np.array([np.nan])])
     with pytest.raises(ValueError, match="expected some"):
         bootstrap([])
+
+
+def test_student_t_by_hand():
+    found = student_t([1.0, 2.0, 3.0])
+    assert (found.mean, found.seeds, found.by_seed) == (2.0, 3, (1.0, 2.0, 3.0))
+    assert found.high - found.mean == pytest.approx(4.303 / np.sqrt(3))
+    assert found.mean - found.low == pytest.approx(4.303 / np.sqrt(3))
+    assert found.plus_minus() == "2 ± 2.5"
+    alone = student_t([0.5])
+    assert np.isnan(alone.low)
+    assert alone.plus_minus() == "0.5"

@@ -1,20 +1,30 @@
-"""Whether the two maps share their noise, and whether the subtraction removes it.
+"""Whether A1 and A2 have noise in common, and whether the subtraction removes it.
 
-Everything is pooled over the rows of a text: one number for each text and head, [B, h].
+Everything is pooled over the rows of a sequence: one number per sequence and head, [B, h].
 """
 
 import torch
 from torch import Tensor
 
-from antiphase.analysis.ground_truth import Truth
+from antiphase.analysis.ground_truth import GroundTruth
 
 TINY = 1e-12
 
 
-def rejection(signal: Tensor, difference: Tensor, truth: Truth) -> Tensor:
-    """Return the common-mode rejection in dB; above 0, noise falls more than signal does.
+def rejection(signal: Tensor, difference: Tensor, truth: GroundTruth) -> Tensor:
+    """Return the common-mode rejection ratio (CMRR) in dB.
 
-    20 log10 ( sum_R |A| / sum_R A1 ) / ( sum_I |A| / sum_I A1 )
+    20 log10 ( sum_R |A| / sum_R A1 ) / ( sum_I |A| / sum_I A1 ). Above 0, the subtraction reduces
+    noise more than signal.
+
+    Args:
+        signal: A1, [B, h, n, T].
+        difference: A = A1 - lam A2, [B, h, n, T].
+        truth: which positions are R and I.
+
+    Returns:
+        dB per sequence and head, [B, h].
+
     """
     A, A1 = difference.abs().double(), signal.double()
     kept = [
@@ -25,44 +35,56 @@ def rejection(signal: Tensor, difference: Tensor, truth: Truth) -> Tensor:
 
 
 def correlation(signal: Tensor, noise: Tensor, where: Tensor) -> Tensor:
-    """Return Pearson's correlation of log A1 and log A2 at `where` [B, n, T].
+    """Return Pearson's correlation of log A1 and log A2 at some key positions.
 
-    Each row is taken beside its own mean: rows that see more keys have smaller weights in any map,
-    and that alone would make two maps agree.
+    Each row is centred on its own mean: a row with more visible keys has smaller weights in any
+    map, and that alone would make two maps correlate.
+
+    Args:
+        signal: A1, [B, h, n, T].
+        noise: A2, [B, h, n, T].
+        where: mask of key positions, [B, n, T].
+
+    Returns:
+        One correlation per sequence and head, [B, h].
+
     """
     w = where[:, None].double()
     count = w.sum(-1, keepdim=True).clamp_min(1.0)
     logs = (A.double().clamp_min(TINY).log() for A in (signal, noise))
     x, y = (t - (t * w).sum(-1, keepdim=True) / count for t in logs)
-    xy, xx, yy = ((a * b * w).sum((-1, -2)) for a, b in ((x, y), (x, x), (y, y)))
+    xy, xx, yy = ((p * q * w).sum((-1, -2)) for p, q in ((x, y), (x, x), (y, y)))
     return xy / (xx * yy).sqrt().clamp_min(TINY)
 
 
 def disagreement(signal: Tensor, noise: Tensor, where: Tensor) -> Tensor:
-    """Return the mean of |A1 - A2| / (A1 + A2) at `where`: 0 alike, 1 nothing in common."""
-    a, b = signal.double(), noise.double()
-    share = (a - b).abs() / (a + b).clamp_min(TINY)
-    return _total(share, where) / where.sum((-1, -2)).clamp_min(1)[:, None]
+    """Return the mean of |A1 - A2| / (A1 + A2) at `where`, [B, h]: 0 equal, 1 no overlap."""
+    A1, A2 = signal.double(), noise.double()
+    relative = (A1 - A2).abs() / (A1 + A2).clamp_min(TINY)
+    return _total(relative, where) / where.sum((-1, -2)).clamp_min(1)[:, None]
 
 
 def divergence(signal: Tensor, noise: Tensor, where: Tensor) -> Tensor:
-    """Return the Jensen-Shannon divergence (bits) of the maps at `where`, renormalised there."""
+    """Return the Jensen-Shannon divergence of A1 and A2 at `where`, in bits, [B, h].
+
+    Both maps are renormalised over `where`; rows with a single key there are left out.
+    """
     w = where[:, None]
     p, q = (_renormalised(A.double() * w) for A in (signal, noise))
     m = (p + q) / 2
     each = (_kl(p, m) + _kl(q, m)) / 2  # [B, h, n]
-    counted = (where.sum(-1) > 1)[:, None].double()  # one key: nothing to compare
+    counted = (where.sum(-1) > 1)[:, None].double()
     return (each * counted).sum(-1) / counted.sum(-1).clamp_min(1.0)
 
 
-def optimal_weight(signal: Tensor, noise: Tensor, truth: Truth) -> Tensor:
-    """Return lam* = <A1, A2>_I / <A2, A2>_I, which removes most of the noise in A1."""
+def optimal_weight(signal: Tensor, noise: Tensor, truth: GroundTruth) -> Tensor:
+    """Return lam* = <A1, A2>_I / <A2, A2>_I, the lam that removes most noise from A1, [B, h]."""
     A1, A2, where = signal.double(), noise.double(), truth.irrelevant
     return _total(A1 * A2, where) / _total(A2 * A2, where).clamp_min(TINY)
 
 
 def from_another_head(noise: Tensor) -> Tensor:
-    """Return the null: the same maps, each head's from the next one."""
+    """Return the null of agreement: A2 of the next head of the layer in place of each head's."""
     return noise.roll(1, dims=1)
 
 

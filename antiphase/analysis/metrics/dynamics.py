@@ -1,4 +1,4 @@
-"""How a differential layer learns: gradients of the pair, curvature, and the residual stream."""
+"""Learning dynamics: gradients of paired projections, Hessian extremes, the residual stream."""
 
 from typing import Any
 
@@ -12,9 +12,19 @@ from antiphase.ops import repeat_heads
 
 
 def pair_gradients(layer: Attention) -> dict[str, float]:
-    """Return the cosine of the gradients of q1 and q2, and of k1 and k2, where they are pairs.
+    """Return the cosine of the gradients of q1 and q2, and of k1 and k2, mean over heads.
 
-    Call it after `backward`. Above 0, training moves both maps the same way.
+    Call it after `backward`. Above 0, training moves both maps in the same direction.
+
+    Args:
+        layer: an attention layer whose query and key heads come in adjacent pairs, such as V1's.
+
+    Returns:
+        The cosines under `q` and `k`.
+
+    Raises:
+        ValueError: the layer has no gradients yet.
+
     """
     found = {}
     for name in ("q", "k"):
@@ -29,10 +39,18 @@ def pair_gradients(layer: Attention) -> dict[str, float]:
 
 @torch.no_grad()
 def residual_cosine(model: AntiphaseForCausalLM, ids: Tensor) -> Tensor:
-    """Return the cosine of -lam A2 V W_O with the stream that it is added to, [layers, B, T].
+    """Return the cosine of -lam A2 V W_O with the residual stream that it is added to.
 
-    Below 0, the noise term takes away what the stream holds: forgetting. The head norm is left out,
-    since it works on the difference, not on its parts.
+    Below 0, the noise term removes what the stream holds (forgetting). The head norm is left out,
+    since it acts on the difference, not on its parts.
+
+    Args:
+        model: one of our models, with two maps per head.
+        ids: token ids, [B, T].
+
+    Returns:
+        One cosine per layer and token, [layers, B, T].
+
     """
     found = []
     every, hidden = projections(model, ids)
@@ -50,7 +68,14 @@ def hessian_extremes(
 ) -> tuple[float, float]:
     """Return the largest and the smallest eigenvalue of the loss's Hessian, by Lanczos.
 
-    On the `reference` backend, which has second derivatives.
+    Runs on the `reference` backend, which has second derivatives.
+
+    Args:
+        model: one of our models.
+        batch: `input_ids` and `labels`, [B, T] each.
+        steps: Lanczos iterations.
+        seed: seed of the start vector.
+
     """
     before = model.config._attn_implementation
     model.set_attn_implementation("reference")
@@ -70,7 +95,19 @@ def hessian_extremes(
 
 
 def lanczos(times: Any, size: int, steps: int, seed: int, like: Tensor) -> tuple[float, float]:
-    """Return the extreme eigenvalues of a symmetric operator, with whole reorthogonalisation."""
+    """Return the extreme eigenvalues of a symmetric operator, with full reorthogonalisation.
+
+    Args:
+        times: function from a vector [size] to the operator applied to it.
+        size: dimension of the operator.
+        steps: number of iterations, at most `size`.
+        seed: seed of the start vector.
+        like: a tensor of the wanted dtype and device.
+
+    Returns:
+        The largest and the smallest eigenvalue.
+
+    """
     generator = torch.Generator().manual_seed(seed)
     v = torch.randn(size, generator=generator).to(like)
     basis = [v / v.norm()]
@@ -78,8 +115,8 @@ def lanczos(times: Any, size: int, steps: int, seed: int, like: Tensor) -> tuple
     for step in range(min(steps, size)):
         w = times(basis[-1]).detach()
         alphas.append(float(w @ basis[-1]))
-        for b in basis:
-            w = w - (w @ b) * b
+        for direction in basis:
+            w = w - (w @ direction) * direction
         beta = float(w.norm())
         if step + 1 == min(steps, size) or beta < 1e-8:
             break

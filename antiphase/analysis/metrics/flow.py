@@ -1,4 +1,4 @@
-"""What the noise term does to the answer: knock it out or replace it, and see the logit change."""
+"""Information flow: the change of the answer's logit when a noise map is removed or replaced."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from antiphase.analysis.ground_truth import Truth
+from antiphase.analysis.ground_truth import GroundTruth
 from antiphase.analysis.metrics.rank import truncated
 from antiphase.attention import Attention
 from antiphase.attention.heads import Heads
@@ -15,38 +15,49 @@ from antiphase.models import AntiphaseForCausalLM
 from antiphase.ops import repeat_heads
 
 Edit = Callable[[Tensor], Tensor]
-"""From a noise map [B, h, T, T] to the one that takes its place."""
+"""From a noise map A2 [B, h, T, T] to its replacement."""
 
 
 def knocked_out(noise: Tensor) -> Tensor:
-    """Return no noise: lam = 0."""
+    """Return no noise, as with lam = 0."""
     return torch.zeros_like(noise)
 
 
 def of_rank(rank: int) -> Edit:
-    """Return an edit to the nearest causal map whose factors have that rank."""
+    """Return an edit that truncates the noise map to that rank and masks the future again."""
     return lambda noise: truncated(noise, rank).tril()
 
 
 def running_mean(noise: Tensor) -> Tensor:
-    """Return the map that looks everywhere alike."""
-    even = torch.ones_like(noise).tril()
-    return even / even.sum(-1, keepdim=True)
+    """Return the uniform causal map."""
+    uniform = torch.ones_like(noise).tril()
+    return uniform / uniform.sum(-1, keepdim=True)
 
 
 @contextlib.contextmanager
 def edited(model: AntiphaseForCausalLM, edit: Edit, layer: int, head: int | None) -> Iterator[None]:
-    """Let a layer (or one head of it) use another noise map; the rest of the model is as it was."""
+    """Replace the noise map of a layer, or of one of its heads, while the context is open.
+
+    Args:
+        model: one of our models, with two maps per head in that layer.
+        edit: from the layer's noise map to its replacement.
+        layer: index of the layer.
+        head: index of the head; None for all heads of the layer.
+
+    Raises:
+        ValueError: the layer has no noise map (during the forward pass).
+
+    """
     target = model.model.attention_layers[layer]
 
     def attend(heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
         maps = target.maps(heads, causal=causal, mask=mask)
         if "noise" not in maps:
-            raise ValueError(f"flow: {target.name} has one map a head, no noise term to change")
+            raise ValueError(f"flow: {target.name} has one map per head, no noise map to replace")
         A2 = edit(maps["noise"])
         if head is not None:
-            only = torch.arange(A2.shape[1], device=A2.device) == head
-            A2 = torch.where(only[None, :, None, None], A2, maps["noise"])
+            chosen = torch.arange(A2.shape[1], device=A2.device) == head
+            A2 = torch.where(chosen[None, :, None, None], A2, maps["noise"])
         A = maps["signal"] - maps["lam"] * A2
         v = repeat_heads(heads.v, A.shape[1])
         return (A @ v.to(A.dtype)).to(heads.v.dtype)
@@ -62,14 +73,26 @@ def edited(model: AntiphaseForCausalLM, edit: Edit, layer: int, head: int | None
 def logit_change(
     model: AntiphaseForCausalLM,
     ids: Tensor,
-    truth: Truth,
+    truth: GroundTruth,
     edit: Edit = knocked_out,
     layer: int = 0,
     head: int | None = None,
 ) -> Tensor:
-    """Return how far the answer's logit falls with the edit, [B, n]; above 0, the noise helped.
+    """Return how far the answer's logit falls with an edit; above 0, the noise map helped.
 
-    The logit is taken beside the mean of all, since a shift of all logits says nothing.
+    Logits are centred on their mean over the vocabulary, since a shift of all changes nothing.
+
+    Args:
+        model: one of our models.
+        ids: token ids, [B, T].
+        truth: the rows that predict answers.
+        edit: replacement of the noise map; default: knockout.
+        layer: index of the layer.
+        head: index of the head; None for all heads of the layer.
+
+    Returns:
+        Logit before minus logit after, per answer, [B, n].
+
     """
     before = _answer_logits(model, ids, truth)
     with edited(model, edit, layer, head):
@@ -77,7 +100,8 @@ def logit_change(
     return before - after
 
 
-def _answer_logits(model: Any, ids: Tensor, truth: Truth) -> Tensor:
+def _answer_logits(model: Any, ids: Tensor, truth: GroundTruth) -> Tensor:
+    """Return the centred logits of the answers, [B, n]."""
     logits = model(input_ids=ids, use_cache=False).logits.double()
     rows = truth.rows[..., None].expand(-1, -1, logits.shape[-1])
     logits = logits.gather(1, rows)
@@ -86,10 +110,18 @@ def _answer_logits(model: Any, ids: Tensor, truth: Truth) -> Tensor:
     return logits.gather(2, answers[..., None])[..., 0]
 
 
-def attention_times_gradient(model: AntiphaseForCausalLM, ids: Tensor, truth: Truth) -> Tensor:
-    """Return the share of |A x dA| that lies on R, by layer: [layers, B].
+def attention_times_gradient(
+    model: AntiphaseForCausalLM, ids: Tensor, truth: GroundTruth
+) -> Tensor:
+    """Return the fraction of |A x dA| that lies on R, per layer: [layers, B].
 
-    dA is the gradient of the answers' logits by the maps that meet V.
+    dA is the gradient of the answers' logits with respect to the maps that are applied to V.
+
+    Args:
+        model: one of our models.
+        ids: token ids, [B, T].
+        truth: the rows that predict answers, and R.
+
     """
     kept: list[Tensor] = []
     layers = model.model.attention_layers
@@ -112,11 +144,11 @@ def attention_times_gradient(model: AntiphaseForCausalLM, ids: Tensor, truth: Tr
         for layer in layers:
             del layer.attend
         model.zero_grad()
-    shares = []
+    fractions = []
     for A in kept:
         assert A.grad is not None
         flow = (A * A.grad).abs().sum(1)  # [B, T, T]
         rows = truth.rows[..., None].expand(-1, -1, flow.shape[-1])
         flow = flow.gather(1, rows)
-        shares.append(((flow * truth.relevant).sum((1, 2)) / flow.sum((1, 2))).detach())
-    return torch.stack(shares)
+        fractions.append(((flow * truth.relevant).sum((1, 2)) / flow.sum((1, 2))).detach())
+    return torch.stack(fractions)

@@ -1,7 +1,7 @@
-"""How many dimensions a map has.
+"""Rank of attention maps.
 
-A causal triangle has full rank by itself, so a map is looked at in its block of rows >= T/2 and
-columns < T/2, where every row sees every column.
+A causal triangle has full rank by itself, so ranks are taken of the block of rows >= T/2 and
+columns < T/2 (`lower_left`), where every row can attend to every column.
 """
 
 import torch
@@ -20,27 +20,24 @@ __all__ = [
 
 
 def singular_values(A: Tensor) -> Tensor:
-    """Return the singular values of [..., m, n], largest first."""
+    """Return the singular values of [..., m, n] in fp64, largest first: [..., min(m, n)]."""
     return torch.linalg.svdvals(A.double())
 
 
 def participation_ratio(A: Tensor) -> Tensor:
-    """Return (sum s^2)^2 / sum s^4."""
-    s2 = singular_values(A) ** 2
-    return s2.sum(-1) ** 2 / (s2**2).sum(-1).clamp_min(1e-300)
+    """Return (sum s^2)^2 / sum s^4 of the singular values of [..., m, n]."""
+    energy = singular_values(A) ** 2
+    return energy.sum(-1) ** 2 / (energy**2).sum(-1).clamp_min(1e-300)
 
 
-def energy_rank(A: Tensor, share: float = 0.9) -> Tensor:
-    """Return how many singular values hold that share of the energy, sum s^2."""
-    p = _shares(singular_values(A) ** 2)
-    return ((p.cumsum(-1) < share - 1e-12).sum(-1) + 1).double()
+def energy_rank(A: Tensor, fraction: float = 0.9) -> Tensor:
+    """Return how many singular values of [..., m, n] hold that fraction of the energy, sum s^2."""
+    energy = singular_values(A) ** 2
+    energy = energy / energy.sum(-1, keepdim=True).clamp_min(1e-300)
+    return ((energy.cumsum(-1) < fraction - 1e-12).sum(-1) + 1).double()
 
 
 def truncated(A: Tensor, rank: int) -> Tensor:
-    """Return the nearest map of that rank."""
+    """Return the nearest matrix of that rank to [..., m, n]."""
     U, s, V = torch.linalg.svd(A.double(), full_matrices=False)
     return ((U[..., :rank] * s[..., None, :rank]) @ V[..., :rank, :]).to(A.dtype)
-
-
-def _shares(s: Tensor) -> Tensor:
-    return s / s.sum(-1, keepdim=True).clamp_min(1e-300)

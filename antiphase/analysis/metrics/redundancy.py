@@ -1,4 +1,4 @@
-"""How much heads repeat each other: [B] for maps, one number for outputs."""
+"""Head redundancy: how similar the heads of a layer are, by their maps and by their outputs."""
 
 import itertools
 
@@ -7,7 +7,15 @@ from torch import Tensor
 
 
 def cosine_distance(A: Tensor) -> Tensor:
-    """Return the mean of 1 - cosine over pairs of heads, of maps [B, h, n, T]: [B]."""
+    """Return the mean of 1 - cosine over pairs of heads.
+
+    Args:
+        A: attention maps, [B, h, n, T].
+
+    Returns:
+        One distance per sequence, [B]; 0 with a single head.
+
+    """
     h = A.shape[1]
     if h < 2:
         return A.new_zeros(len(A), dtype=torch.double)
@@ -18,7 +26,7 @@ def cosine_distance(A: Tensor) -> Tensor:
 
 
 def cka(outputs: Tensor) -> float:
-    """Return the mean linear CKA over pairs of heads, of outputs [B, T, h, dv]."""
+    """Return the mean linear CKA over pairs of heads, of outputs [B, T, h, dv]; 1 with one head."""
     heads = [x - x.mean(0) for x in outputs.flatten(0, 1).double().unbind(1)]  # [B T, dv]
     if len(heads) < 2:
         return 1.0

@@ -1,19 +1,20 @@
-"""A study as a page and as Markdown with pictures."""
+"""The report of a study: one HTML page, and Markdown with figures."""
 
 from pathlib import Path
 
 from antiphase.experiments.report.html import write_html
-from antiphase.experiments.report.markdown import as_markdown, verdict_rows
-from antiphase.experiments.report.static import write_stills
-from antiphase.experiments.study import Study
+from antiphase.experiments.report.markdown import as_markdown
+from antiphase.experiments.report.rows import cell_text, verdict_rows
+from antiphase.experiments.report.static import write_figures
+from antiphase.experiments.results import Study
 from antiphase.training.checkpoints import write_whole
 
-__all__ = ["verdict_rows", "write_report"]
+__all__ = ["cell_text", "verdict_rows", "write_report"]
 
 
 def write_report(study: Study, folder: Path) -> Path:
-    """Write the page, the Markdown and its pictures; return the page."""
+    """Write report.html, report.md and figures/ into a folder; return the page."""
     write_html(study, folder / "report.html")
-    write_stills(study.results, folder / "pictures")
+    write_figures(study.results, folder / "figures")
     write_whole(folder / "report.md", as_markdown(study))
     return folder / "report.html"

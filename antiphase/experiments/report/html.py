@@ -1,22 +1,32 @@
-"""A study as one page that needs nothing else: plotly's script stands inside."""
+"""A study as one HTML page that needs nothing else: plotly's script is inside."""
 
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from antiphase.experiments.experiment import Table
-from antiphase.experiments.report.interactive import figure
-from antiphase.experiments.report.markdown import (
+from antiphase.experiments.report.interactive import plotly_figure
+from antiphase.experiments.report.rows import (
     ARM_COLUMNS,
+    CLAIM_COLUMNS,
     FOOTNOTE,
+    OTHER_COLUMNS,
     PREDICTION_COLUMNS,
+    VERDICT_COLUMNS,
+    ReportCell,
     arm_rows,
+    cell_text,
+    claim_note,
+    claim_rows,
     command,
+    machine_line,
+    other_rows,
     prediction_rows,
+    provenance_lines,
     recipe_line,
     verdict_rows,
 )
-from antiphase.experiments.study import Result, Study
-from antiphase.experiments.verdicts import READINGS
+from antiphase.experiments.results import Result, Study
+from antiphase.experiments.verdicts import READINGS, Verdict
 from antiphase.training.checkpoints import write_whole
 
 STYLE = """
@@ -27,49 +37,45 @@ h1 { font-size: 1.6rem; } h2 { font-size: 1.25rem; margin-top: 2.5rem; border-to
 th, td { border: 1px solid var(--line); padding: .35rem .6rem; text-align: left; vertical-align: top; }
 th { background: var(--soft); } .why { color: #57606a; } code { background: var(--soft); padding: .1rem .3rem; }
 .supported { background: #cfe5f5; font-weight: 600; } .refuted { background: #f8d5bf; font-weight: 600; }
-.undecided { background: #f5f1d6; } .supported, .refuted, .undecided { white-space: nowrap; } .none { color: #8a9099; }
+.undecided { background: #f5f1d6; } .supported, .refuted, .undecided { white-space: nowrap; } .not-run { color: #8a9099; }
 figure { margin: 1rem 0; } .plotly-graph-div { max-width: 100%; }
 @media (max-width: 40rem) { .supported, .refuted, .undecided { white-space: normal; } table { font-size: .75rem; } th, td { padding: .2rem .3rem; } h1 { font-size: 1.3rem; } }
 @media print { body { max-width: none; } h2 { break-after: avoid; } figure, table { break-inside: avoid; } }
 """
-_CLASSES = {"✔": "supported", "✘": "refuted", "?": "undecided", "n": "none"}
 
 
 def write_html(study: Study, path: Path) -> None:
-    """Write the page."""
+    """Write the page of a study."""
     import plotly.offline
 
     script = plotly.offline.get_plotlyjs()
-    about = study.environment
-    seeds = ", ".join(map(str, study.seeds))
+    links = [f"#test{result.number}" for result in study.results]
     body = [
-        f"<h1>Why differential attention works: {escape(study.kind)}</h1>",
-        f"<p class=why>antiphase {escape(str(about.get('antiphase', '')))}, torch "
-        f"{escape(str(about.get('torch', '')))}, {escape(str(about.get('cpu', '')))}; seeds {seeds}. "
-        "Intervals are 95%, by a bootstrap over seeds, then texts within a seed. Predictions were "
-        "written down before the runs.</p>",
-        _table(["test", *READINGS], verdict_rows(study), link=True),
+        "<h1>Why differential attention works</h1>",
+        f"<p class=why>{escape(' '.join(provenance_lines(study)))} {escape(machine_line(study))}. "
+        "Intervals are 95%, by a bootstrap over seeds, then examples within a seed. Predictions "
+        "were written before the runs.</p>",
+        _table(VERDICT_COLUMNS, verdict_rows(study), links),
         "<ul>",
         *(f"<li><b>{name}</b>: {escape(says)}</li>" for name, says in READINGS.items()),
         f"<li>{FOOTNOTE}</li>",
         "</ul>",
     ]
     if study.claims:
-        rows = [[c.what, c.published, c.standard, c.v1] for c in study.claims]
         body += [
             "<h2>Beside published numbers</h2>",
-            "<p class=why>Other models, another task, another size: for orientation.</p>",
-            _table(["", "published", "standard, here", "V1, here"], rows),
+            f"<p class=why>{escape(claim_note(study))}</p>",
+            _table(CLAIM_COLUMNS, claim_rows(study)),
         ]
     body.append(
-        "<p class=why>All models share this recipe, but for what a test says: "
+        "<p class=why>All models share this recipe, except for the changes named: "
         f"{escape(recipe_line(study))}.</p>"
     )
     body += [_section(result) for result in study.results]
     page = (
         "<!doctype html><html lang=en><head><meta charset=utf-8>"
         "<meta name=viewport content='width=device-width, initial-scale=1'>"
-        f"<title>Antiphase lab: {escape(study.kind)}</title><style>{STYLE}</style>"
+        f"<title>Antiphase lab</title><style>{STYLE}</style>"
         f"<script>{script}</script></head><body>{''.join(body)}</body></html>"
     )
     write_whole(path, page)
@@ -83,46 +89,41 @@ def _section(result: Result) -> str:
     ]
     if result.why_not:
         parts.append(f"<p class=why>Not run: {escape(result.why_not)}.</p>")
+    else:
+        parts.append(f"<p class=why>Measured on: {escape(result.provenance)}.</p>")
     parts += [f"<p><b>{escape(note)}</b></p>" for note in result.notes]
-    for picture in result.pictures:
-        drawn = figure(picture).to_html(
+    for figure in result.figures:
+        drawn = plotly_figure(figure).to_html(
             full_html=False,
             include_plotlyjs=False,
             config={"displayModeBar": False, "responsive": True},
         )
         parts.append(f"<figure>{drawn}</figure>")
-    parts += [_of(table) for table in result.tables]
-    expected = {p.effect for p in result.predictions}
-    other = [[name, str(i)] for name, i in result.effects.items() if name not in expected]
-    if other:
-        parts.append(_table(["also measured", ""], other))
+    for table in result.tables:
+        parts += [f"<p><b>{escape(table.title)}</b></p>", _table(table.columns, table.rows)]
+    if other := other_rows(result):
+        parts.append(_table(OTHER_COLUMNS, other))
     if result.arms:
         parts.append(_table(ARM_COLUMNS, arm_rows(result)))
-    parts.append(f"<p class=why>Again: <code>{command(result)}</code></p>")
+    parts.append(f"<p class=why>Run it again: <code>{command(result)}</code></p>")
     return "".join(parts)
 
 
-def _of(table: Table) -> str:
-    return f"<p><b>{escape(table.title)}</b></p>" + _table(table.columns, table.rows)
-
-
-def _table(columns: list[str], rows: list[list[str]], link: bool = False) -> str:
-    head = "".join(f"<th>{escape(c)}</th>" for c in columns)
+def _table(
+    columns: list[str], rows: Sequence[Sequence[ReportCell]], links: list[str] | None = None
+) -> str:
+    """Return a table; with `links`, the first cell of each row links there."""
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = ""
-    for row in rows:
-        cells = [_cell(text) for text in row]
-        if link:
-            number = row[0].split(".")[0]
-            cells[0] = f"<td><a href='#test{number}'>{escape(row[0])}</a></td>"
+    for i, row in enumerate(rows):
+        cells = [_cell(cell) for cell in row]
+        if links:
+            cells[0] = f"<td><a href='{links[i]}'>{escape(cell_text(row[0]))}</a></td>"
         body += f"<tr>{''.join(cells)}</tr>"
     return f"<div class=scroll><table><tr>{head}</tr>{body}</table></div>"
 
 
-def _cell(text: str) -> str:
-    known = text[2:] if text[:2] in ("✔ ", "✘ ", "? ") else text
-    verdict = (
-        _CLASSES.get(text[:1])
-        if known in ("supported", "refuted", "undecided", "not run")
-        else None
-    )
-    return f"<td class={verdict}>{escape(text)}</td>" if verdict else f"<td>{escape(text)}</td>"
+def _cell(cell: ReportCell) -> str:
+    """Return a cell; verdicts carry their style class."""
+    name = f" class={cell.value.replace(' ', '-')}" if isinstance(cell, Verdict) else ""
+    return f"<td{name}>{escape(cell_text(cell))}</td>"

@@ -1,31 +1,38 @@
-"""Pictures of a study, drawn by plotly in colours that colour-blind readers can tell apart."""
+"""Charts and heatmaps of a study for its HTML page, drawn by plotly.
+
+`static.py` draws the same with matplotlib, for Markdown.
+"""
 
 from typing import Any
 
-from antiphase.analysis.plots import COLOURS
+from antiphase.analysis.palette import (
+    COLOURS,
+    DIVERGING,
+    PLOTLY_LINES,
+    PLOTLY_MARKERS,
+    PLOTLY_PATTERNS,
+    style,
+)
 from antiphase.analysis.statistics import Interval
-from antiphase.experiments.experiment import Heatmap, Picture
-
-DASHES = ("solid", "dash", "dot", "dashdot")
-MARKERS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
+from antiphase.experiments.experiment import Chart, Figure, Heatmap
 
 
-def figure(picture: Picture | Heatmap) -> Any:
-    """Return a plotly figure."""
+def plotly_figure(figure: Figure) -> Any:
+    """Return a chart or heatmap as a plotly figure."""
     import plotly.graph_objects as go
 
     drawn = go.Figure()
-    if isinstance(picture, Heatmap):
-        _heatmap(drawn, picture)
+    if isinstance(figure, Heatmap):
+        _heatmap(drawn, figure)
     else:
-        for i, (name, points) in enumerate(picture.series.items()):
-            _series(drawn, picture, i, name, points)
-        many = len(picture.series) > 1
-        drawn.update_layout(showlegend=many, legend={"orientation": "h", "y": -0.25})
+        for i, (name, points) in enumerate(figure.series.items()):
+            _series(drawn, figure, i, name, points)
+        several = len(figure.series) > 1
+        drawn.update_layout(showlegend=several, legend={"orientation": "h", "y": -0.25})
     drawn.update_layout(
-        title={"text": picture.title, "font": {"size": 15}},
-        xaxis_title=picture.x,
-        yaxis_title=picture.y,
+        title={"text": figure.title, "font": {"size": 15}},
+        xaxis_title=figure.x,
+        yaxis_title=figure.y,
         template="plotly_white",
         height=380,
         margin={"l": 60, "r": 20, "t": 50, "b": 60},
@@ -34,50 +41,49 @@ def figure(picture: Picture | Heatmap) -> Any:
 
 
 def _series(
-    drawn: Any, picture: Picture, i: int, name: str, points: list[tuple[Any, Interval]]
+    drawn: Any, chart: Chart, i: int, name: str, points: list[tuple[Any, Interval]]
 ) -> None:
     import plotly.graph_objects as go
 
-    colour = COLOURS[i % len(COLOURS)]
+    colour = style(COLOURS, i)
     x, y = [p[0] for p in points], [p[1].mean for p in points]
-    bars = {
+    error_bars = {
         "type": "data",
         "symmetric": False,
         "array": [p[1].high - p[1].mean for p in points],
         "arrayminus": [p[1].mean - p[1].low for p in points],
         "thickness": 1,
     }
-    if picture.kind == "bars":
-        shape = ("", "/", "x", ".", "\\")[i % 5]
-        look = {"color": colour, "pattern": {"shape": shape}}
-        drawn.add_trace(go.Bar(x=x, y=y, name=name, error_y=bars, marker=look))
+    if chart.kind == "bars":
+        fill = {"color": colour, "pattern": {"shape": style(PLOTLY_PATTERNS, i)}}
+        drawn.add_trace(go.Bar(x=x, y=y, name=name, error_y=error_bars, marker=fill))
         return
     drawn.add_trace(
         go.Scatter(
             x=x,
             y=y,
             name=name,
-            error_y=bars,
+            error_y=error_bars,
             mode="lines+markers",
-            line={"color": colour, "dash": DASHES[i % len(DASHES)]},
-            marker={"symbol": MARKERS[i % len(MARKERS)], "size": 7},
+            line={"color": colour, "dash": style(PLOTLY_LINES, i)},
+            marker={"symbol": style(PLOTLY_MARKERS, i), "size": 7},
         )
     )
 
 
-def _heatmap(drawn: Any, picture: Heatmap) -> None:
+def _heatmap(drawn: Any, heatmap: Heatmap) -> None:
     import plotly.graph_objects as go
 
-    most = max((abs(v) for row in picture.values for v in row), default=1.0) or 1.0
+    most = max((abs(v) for row in heatmap.values for v in row), default=1.0) or 1.0
     drawn.add_trace(
         go.Heatmap(
-            z=picture.values,
-            x=picture.columns,
-            y=picture.rows,
+            z=heatmap.values,
+            x=heatmap.columns,
+            y=heatmap.rows,
             zmin=-most,
             zmax=most,
-            colorscale=[[0, "#D55E00"], [0.5, "#FFFFFF"], [1, "#0072B2"]],
-            text=[[f"{v:+.3f}" for v in row] for row in picture.values],
+            colorscale=[[i / 2, colour] for i, colour in enumerate(DIVERGING)],
+            text=[[f"{v:+.3f}" for v in row] for row in heatmap.values],
             texttemplate="%{text}",
         )
     )

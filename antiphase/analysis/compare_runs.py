@@ -1,33 +1,19 @@
-"""Runs side by side: a table with intervals over seeds, and their curves in one picture."""
+"""Finished training runs side by side: one row per recipe, with intervals over its seeds."""
 
 import math
-import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
 
+from antiphase.analysis.statistics import Interval, student_t
 from antiphase.training.recipe import Recipe, load_recipe
 from antiphase.training.run_card import final_scores, summary_row
 
-# Two-sided 95% quantiles of Student's t by degrees of freedom; the last stands for more, too.
-_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-
 
 @dataclass(frozen=True)
-class Interval:
-    """A mean over seeds and half the width of its 95% interval; NaN with one seed."""
-
-    mean: float
-    half: float
-
-    def __str__(self) -> str:
-        return f"{self.mean:.4g}" + ("" if math.isnan(self.half) else f" ± {self.half:.2g}")
-
-
-@dataclass(frozen=True)
-class Group:
+class RunGroup:
     """The runs that differ in nothing but their seed."""
 
     title: str
@@ -36,8 +22,19 @@ class Group:
     scores: dict[str, Interval]
 
 
-def compare(folders: list[Path]) -> list[Group]:
-    """Return ended runs grouped by their recipes, seeds apart."""
+def compare_runs(folders: list[Path]) -> list[RunGroup]:
+    """Group finished runs by their recipes, seeds apart.
+
+    Args:
+        folders: run folders with a recipe.yaml, a metrics.jsonl and a model.
+
+    Returns:
+        One group per recipe, with the scores that all of its runs have.
+
+    Raises:
+        ValueError: a run without scores, or two runs of the same recipe and seed.
+
+    """
     found: dict[str, list[tuple[Recipe, Path]]] = {}
     for folder in folders:
         if not final_scores(folder):
@@ -54,7 +51,7 @@ def compare(folders: list[Path]) -> list[Group]:
     return [_group(runs, recipes) for runs in found.values()]
 
 
-def comparison_rows(groups: list[Group]) -> tuple[list[str], list[list[str]]]:
+def comparison_rows(groups: list[RunGroup]) -> tuple[list[str], list[list[str]]]:
     """Return the columns and one row per group; scores that not all groups have are left out."""
     names = [name for name in groups[0].scores if all(name in group.scores for group in groups)]
     rows = [
@@ -62,60 +59,28 @@ def comparison_rows(groups: list[Group]) -> tuple[list[str], list[list[str]]]:
             group.title,
             str(len(group.seeds)),
             f"{group.parameters:,}",
-            *(str(group.scores[name]) for name in names),
+            *(group.scores[name].plus_minus() for name in names),
         ]
         for group in groups
     ]
     return ["run", "seeds", "parameters", *names], rows
 
 
-def ended_runs(folders: list[Path]) -> tuple[list[Path], dict[Path, str]]:
-    """Return the runs among these folders that have ended, and why the others are none of them."""
+def finished_runs(folders: list[Path]) -> tuple[list[Path], dict[Path, str]]:
+    """Return the folders that hold a finished run, and for each other folder the reason."""
     others = {}
     for folder in folders:
         if not (folder / "recipe.yaml").is_file():
             others[folder] = "is no run (no recipe.yaml in it)"
         elif not (folder / "model" / "model.safetensors").is_file():
-            others[folder] = "has not ended yet; go on with antiphase train --resume"
+            others[folder] = f"has not finished; resume it with antiphase train --resume {folder}"
     return [folder for folder in folders if folder not in others], others
 
 
-def _group(runs: list[tuple[Recipe, Path]], recipes: list[Recipe]) -> Group:
-    rows = [summary_row(folder) for _, folder in runs]
-    shared = [name for name in rows[0] if all(name in row for row in rows)]
-    return Group(
-        title=_title(runs[0][0], recipes),
-        seeds=[recipe.seed for recipe, _ in runs],
-        parameters=_count(runs[0][1] / "model" / "model.safetensors"),
-        scores={name: interval([row[name] for row in rows]) for name in shared},
-    )
-
-
-def interval(values: list[float]) -> Interval:
-    """Return the mean and the half width of its 95% interval."""
-    mean, n = statistics.fmean(values), len(values)
-    if n < 2:
-        return Interval(mean, math.nan)
-    t = _T95[min(n - 2, len(_T95) - 1)]
-    return Interval(mean, t * statistics.stdev(values) / math.sqrt(n))
-
-
-def _title(recipe: Recipe, recipes: list[Recipe]) -> str:
-    """Return the mechanism and every other field in which the runs differ."""
-    flat = [_flat(r) for r in recipes]
-    mine = _flat(recipe)
-    differ = [
-        name
-        for name in mine
-        if name not in ("attention", "seed") and any(r.get(name) != mine[name] for r in flat)
-    ]
-    return ", ".join([recipe.attention, *(f"{name}={mine[name]}" for name in differ)])
-
-
-def _flat(recipe: Recipe) -> dict[str, Any]:
-    """Return the fields, those of inner dictionaries by their own names."""
+def flat_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return fields with those of inner dictionaries under names like `task_options.length`."""
     found: dict[str, Any] = {}
-    for name, value in recipe.as_dict().items():
+    for name, value in fields.items():
         if isinstance(value, dict):
             found |= {f"{name}.{inner}": v for inner, v in value.items()}
         else:
@@ -123,6 +88,31 @@ def _flat(recipe: Recipe) -> dict[str, Any]:
     return found
 
 
-def _count(weights: Path) -> int:
+def _group(runs: list[tuple[Recipe, Path]], recipes: list[Recipe]) -> RunGroup:
+    rows = [summary_row(folder) for _, folder in runs]
+    shared = [name for name in rows[0] if all(name in row for row in rows)]
+    return RunGroup(
+        title=_title(runs[0][0], recipes),
+        seeds=[recipe.seed for recipe, _ in runs],
+        parameters=_parameters(runs[0][1] / "model" / "model.safetensors"),
+        scores={name: student_t([row[name] for row in rows]) for name in shared},
+    )
+
+
+def _title(recipe: Recipe, recipes: list[Recipe]) -> str:
+    """Return the mechanism and every other field in which the runs differ."""
+    every = [flat_fields(other.as_dict()) for other in recipes]
+    mine = flat_fields(recipe.as_dict())
+    differ = [
+        name
+        for name in mine
+        if name not in ("attention", "seed")
+        and any(other.get(name) != mine[name] for other in every)
+    ]
+    return ", ".join([recipe.attention, *(f"{name}={mine[name]}" for name in differ)])
+
+
+def _parameters(weights: Path) -> int:
+    """Return the number of parameters, read from the file's header."""
     with safe_open(weights, "pt") as file:
         return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118

@@ -1,0 +1,116 @@
+"""What the report says, as rows of cells: the page, the Markdown and the terminal show the same.
+
+A cell with a verdict holds the `Verdict` itself; how it is shown is up to the format.
+"""
+
+from typing import Any
+
+from antiphase.analysis.compare_runs import flat_fields
+from antiphase.analysis.statistics import Interval
+from antiphase.experiments.results import Result, Study
+from antiphase.experiments.verdicts import READINGS, Verdict
+
+ReportCell = str | Interval | Verdict | None
+Row = list[ReportCell]
+
+DAGGER = "†"
+FOOTNOTE = f"{DAGGER} the test has a note that a reader of its verdict must know"
+
+VERDICT_COLUMNS = ["test", *READINGS]
+PREDICTION_COLUMNS = ["reading", "effect", "predicted", "because", "measured", "verdict"]
+ARM_COLUMNS = ["arm", "recipe"]
+CLAIM_COLUMNS = ["", "published", "standard, here", "V1, here"]
+OTHER_COLUMNS = ["also measured", ""]
+
+
+def cell_text(cell: ReportCell) -> str:
+    """Return a cell as text: verdicts with their sign, intervals with their ends."""
+    if isinstance(cell, Verdict):
+        return cell.label
+    return "" if cell is None else str(cell)
+
+
+def heading(result: Result) -> str:
+    """Return the number and title of a test, with a dagger if it has notes."""
+    return f"{result.number}. {result.title}" + (f" {DAGGER}" if result.notes else "")
+
+
+def verdict_rows(study: Study) -> list[Row]:
+    """Return one row per test: its name, then its verdict on each reading, None without one."""
+    return [
+        [heading(result), *(result.about(reading) for reading in READINGS)]
+        for result in study.results
+    ]
+
+
+def prediction_rows(result: Result) -> list[Row]:
+    """Return one row per prediction."""
+    return [
+        [
+            prediction.reading,
+            str(prediction.effect),
+            prediction.bound,
+            prediction.because,
+            result.effects.get(prediction.effect),
+            verdict,
+        ]
+        for prediction, verdict in zip(result.predictions, result.verdicts(), strict=True)
+    ]
+
+
+def other_rows(result: Result) -> list[Row]:
+    """Return one row per effect that was measured without a prediction."""
+    predicted = {prediction.effect for prediction in result.predictions}
+    return [
+        [str(effect), interval]
+        for effect, interval in result.effects.items()
+        if effect not in predicted
+    ]
+
+
+def arm_rows(result: Result) -> list[Row]:
+    """Return one row per arm: its name and how its recipe differs from the common one."""
+    return [[name, changes or "the common recipe"] for name, changes in result.arms.items()]
+
+
+def claim_rows(study: Study) -> list[Row]:
+    """Return one row per published number."""
+    return [[claim.what, claim.published, claim.standard, claim.v1] for claim in study.claims]
+
+
+def claim_note(study: Study) -> str:
+    """Say what our numbers beside the published ones come from."""
+    seeds = ", ".join(map(str, study.claims_seeds))
+    return f"Other models, another task, another size: for orientation. Ours: seeds {seeds}."
+
+
+def provenance_lines(study: Study) -> list[str]:
+    """Say which tests were measured from which arms and seeds."""
+    groups: dict[str, list[str]] = {}
+    for result in study.results:
+        if result.provenance:
+            groups.setdefault(result.provenance, []).append(str(result.number))
+    return [
+        f"Test{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}: {provenance}."
+        for provenance, numbers in groups.items()
+    ]
+
+
+def machine_line(study: Study) -> str:
+    """Return the versions and the machine of the study's last run."""
+    about = study.environment
+    return (
+        f"antiphase {about.get('antiphase', '')}, torch {about.get('torch', '')}, "
+        f"{about.get('cpu', '')}"
+    )
+
+
+def recipe_line(study: Study) -> str:
+    """Return the common recipe in one line."""
+    unset: tuple[Any, ...] = (None, [], {}, "")
+    return ", ".join(f"{k}={v}" for k, v in flat_fields(study.recipe).items() if v not in unset)
+
+
+def command(result: Result) -> str:
+    """Return the command that runs a test again."""
+    return f"antiphase lab --only {result.number}"
