@@ -248,7 +248,7 @@ def test_train_compare_and_resume(tmp_path: Path):
     groups = json.loads(invoke("compare", *folders, "--json").stdout)
     assert [len(group["seeds"]) for group in groups] == [2, 1]
     assert groups[0]["scores"]["loss"]["mean"] > 0
-    assert groups[1]["scores"]["loss"]["half"] is None  # one seed has no interval
+    assert groups[1]["scores"]["loss"]["low"] is None  # one seed has no interval
     narrow = invoke("compare", *folders, env={"COLUMNS": "80"})
     assert max(map(len, narrow.stdout.splitlines())) <= 80
     assert "…" not in narrow.stdout

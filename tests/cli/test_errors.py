@@ -115,9 +115,6 @@ def test_help_and_listings_import_neither_torch_nor_transformers():
     )
 
 
-@pytest.mark.xfail(
-    strict=True, reason="remove this mark once antiphase.experiments.registry imports without torch"
-)
 def test_the_listing_of_the_lab_imports_neither_torch_nor_transformers():
     run_listings("lab --list")
 

@@ -52,10 +52,10 @@ def test_a_page_becomes_the_reference_of_its_names():
     page = types.SimpleNamespace(file=types.SimpleNamespace(src_uri="api/ops.md"))
     reference.on_pre_build()
     made = reference.on_page_markdown("<!-- api: antiphase.ops -->", page=page)
-    assert "::: antiphase.ops.diff_attention\n" in made
+    assert "::: antiphase.ops.functional.diff_attention\n" in made
     assert reference.on_page_markdown("<!-- api: antiphase.ops -->", page=page) == ""  # once
     index = reference.on_page_markdown("<!-- api-index: antiphase -->", page=page)
-    assert "[`diff_attention`][antiphase.ops.diff_attention]" in index
+    assert "[`diff_attention`][antiphase.ops.functional.diff_attention]" in index
 
 
 @pytest.mark.slow
