@@ -117,10 +117,10 @@ def train(
         Optional[str], typer.Argument(help="a built-in recipe or a YAML file; see --list")
     ] = None,
     out: Annotated[
-        Optional[Path], typer.Option(help="folder of the run; default runs/RECIPE-ATTENTION-SEED")
+        Optional[Path], typer.Option(help="folder of the run; default runs/RECIPE-MECHANISM-SEED")
     ] = None,
     resume: Annotated[
-        Optional[Path], typer.Option(help="go on with this run from its last whole checkpoint")
+        Optional[Path], typer.Option(help="resume this run from its last complete checkpoint")
     ] = None,
     task: Annotated[Optional[str], typer.Option(help="task")] = None,
     attention: Annotated[Optional[str], typer.Option(help="mechanism")] = None,
@@ -133,9 +133,9 @@ def train(
     force: Annotated[bool, typer.Option(help="overwrite an existing run")] = False,
     listing: Annotated[bool, typer.Option("--list", help="name the built-in recipes")] = False,
 ) -> None:
-    """Train a model from a recipe, or go on with a run."""
+    """Train a model from a recipe, or resume a run."""
     from antiphase import training
-    from antiphase.training.divergence import TroubleError
+    from antiphase.training.divergence import DivergenceError
     from antiphase.training.recipe import apply_settings
     from antiphase.training.stopping import StoppedError
 
@@ -147,7 +147,7 @@ def train(
         given = {k: v for k, v in given.items() if v is not None}
         if resume is not None:
             if recipe or out or given or setting or force:
-                fail("--resume goes on with a run as it began; it takes no other option")
+                fail("--resume: a run is resumed with its own recipe; leave out the other options")
             folder = training.resume(resume)
         else:
             if recipe is None and task is None:
@@ -155,12 +155,10 @@ def train(
             chosen = training.load_recipe(recipe) if recipe else training.Recipe()
             chosen = chosen.changed(**given)
             chosen = apply_settings(chosen, setting or [])
-            name = (
-                f"{Path(recipe).stem if recipe else chosen.task}-{chosen.attention}-{chosen.seed}"
-            )
+            name = f"{Path(recipe).stem if recipe else chosen.task}-{chosen.variant}-{chosen.seed}"
             folder = training.train(chosen, out or Path("runs") / name, force=force)
-    except TroubleError as trouble:
-        fail(str(trouble))
+    except DivergenceError as divergence:
+        fail(str(divergence))
     except StoppedError as stopped:
         typer.echo(f"antiphase: {stopped}", err=True)
         raise typer.Exit(130) from stopped
@@ -291,41 +289,47 @@ def lab(
 
 @app.command()
 def unchain(
-    model: Annotated[str, typer.Argument(help="smollm2, a folder or a hub name")] = "smollm2",
+    model: Annotated[
+        str, typer.Argument(help="smollm2, a model folder, a run folder or a hub name")
+    ] = "smollm2",
     text: Annotated[
         Optional[list[str]], typer.Option(help="to train on: files, globs, folders, stdlib")
     ] = None,
     method: Annotated[str, typer.Option(help="dex, v2, or a control; see --list")] = "dex",
     steps: Annotated[int, typer.Option(help="optimiser steps")] = 200,
     setting: Annotated[
-        Optional[list[str]], typer.Option("--set", help="name=value, e.g. lr=5e-5; repeat")
+        Optional[list[str]],
+        typer.Option("--set", help="a field of the recipe, or evaluation.NAME; NAME=VALUE"),
     ] = None,
     out: Annotated[Optional[Path], typer.Option(help="folder of the run")] = None,
     controls: Annotated[bool, typer.Option("--controls", help="DEX beside all controls")] = False,
     seeds: Annotated[int, typer.Option(help="how many seeds, with --controls")] = 3,
     listing: Annotated[bool, typer.Option("--list", help="name the methods")] = False,
 ) -> None:
-    """Change a pretrained model with a little text: before, after, and a plain model at the end."""
+    """Train a pretrained model on a little text: scores before and after, and a plain model."""
     from rich.table import Table
 
     from antiphase.analysis.before_after_table import COLUMNS, result_rows
     from antiphase.experiments import e14_dex as study
-    from antiphase.experiments.unchain import settings_of, unchain_run
+    from antiphase.experiments.unchain import unchain_run, unchain_settings
     from antiphase.pretrained.methods import METHODS
+    from antiphase.training.divergence import DivergenceError
     from antiphase.training.stopping import StoppedError
 
     if listing:
-        for name, says in METHODS.items():
-            console.print(f"{name:13} {says}", highlight=False)
+        for name, found in METHODS.items():
+            console.print(f"{name:13} {found.description}", highlight=False)
         return
-    settings = settings_of(setting or [], model=model, method=method, steps=steps, text=text)
+    recipe, options = unchain_settings(
+        setting or [], start=model, method=method, steps=steps, text=text
+    )
     if controls:
         if seeds < 1:
             fail(f"--seeds: got {seeds}, expected at least 1")
         if method != "dex":
             fail(f"--method {method}: --controls runs DEX and all controls; leave it out")
         folder = out or Path("runs/unchain/controls")
-        results = study.compare_controls(settings, folder, console, range(seeds))
+        results = study.compare_controls(recipe, options, folder, console, range(seeds))
         for columns, rows in (
             (study.COLUMNS, results["table"]),
             (study.COLUMNS, results["against_dex"]),
@@ -339,7 +343,9 @@ def unchain(
         return
     folder = out or Path("runs/unchain") / f"{Path(model).resolve().name}-{method}"
     try:
-        done = unchain_run(settings, folder)
+        done = unchain_run(recipe, options, folder)
+    except DivergenceError as divergence:
+        fail(str(divergence))
     except StoppedError as stopped:
         typer.echo(f"antiphase: {stopped}", err=True)
         raise typer.Exit(130) from stopped

@@ -1,17 +1,16 @@
 """The trained models that tests share: named by what decides their outcome, trained once."""
 
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from antiphase.attention import mechanism
-from antiphase.experiments.engine import alone
 from antiphase.models import AntiphaseForCausalLM
 from antiphase.tasks import task
 from antiphase.training import Recipe, resume, train
 from antiphase.training.callbacks import read_metrics
+from antiphase.training.digests import short_digest
+from antiphase.training.locks import exclusive_lock
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,7 @@ class Job:
         The versions of mechanism and task are raised by hand when their meaning changes.
         """
         versions = [mechanism(self.recipe.attention).version, task(self.recipe.task).version]
-        text = json.dumps([self.recipe.as_dict(), versions], sort_keys=True)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        digest = short_digest([self.recipe.as_dict(), versions])
         return f"{self.recipe.task}-{self.recipe.attention}-{self.recipe.seed}-{digest}"
 
     @property
@@ -82,7 +80,7 @@ class Job:
     def perform(self, root: Path) -> None:
         """Train it, go on with it, or do nothing if it is finished; never twice at once."""
         folder = self.folder(root)
-        with alone(root / f"{self.key}.lock"):
+        with exclusive_lock(root / f"{self.key}.lock"):
             if not (folder / "recipe.yaml").is_file():
                 train(self.recipe, folder, force=True, quiet=True)
             else:

@@ -3,14 +3,12 @@
 A cluster's engine would implement `Engine` and be given instead.
 """
 
-import fcntl
 import multiprocessing
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -178,12 +176,3 @@ def _duration(seconds: float) -> str:
 def cores() -> int:
     """Return how many processes can work at once."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Hold a lock that ends with the process, however that ends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -30,8 +30,8 @@ from antiphase.experiments.experiment import (
 from antiphase.experiments.published_claims import Claim, claims
 from antiphase.experiments.registry import EXPERIMENTS
 from antiphase.experiments.verdicts import Prediction, Verdict, overall
-from antiphase.training.checkpoints import write_whole
-from antiphase.training.run import environment
+from antiphase.training.checkpoints import write_atomic
+from antiphase.training.provenance import environment
 
 RESULTS = "results.json"
 
@@ -80,7 +80,7 @@ class Study:
 
     def save(self, folder: Path) -> None:
         """Write everything as JSON."""
-        write_whole(folder / RESULTS, json.dumps(asdict(self), indent=1))
+        write_atomic(folder / RESULTS, json.dumps(asdict(self), indent=1))
 
 
 def conduct(
@@ -143,7 +143,7 @@ def _measure(
         found = test.measure(_shelf(arms, seeds, root))
         kept = {"keys": keys, "seconds": time.monotonic() - began, **_as_json(found)}
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(kept, indent=1))
+        write_atomic(path, json.dumps(kept, indent=1))
     fill(result, kept)
     if test.amended:
         result.notes.append(test.amended)

@@ -1,7 +1,44 @@
-"""Training: recipes and runs on the Hugging Face Trainer."""
+"""Training: recipes and runs on the Hugging Face Trainer.
 
-from antiphase.training.adapter_trainer import SmallPartTrainer
-from antiphase.training.recipe import Recipe, built_in, load_recipe
-from antiphase.training.run import resume, train
+Names are resolved on first use, so that listing the recipes imports neither torch nor transformers.
+"""
 
-__all__ = ["Recipe", "SmallPartTrainer", "built_in", "load_recipe", "resume", "train"]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from antiphase.training.adapter_trainer import AdapterTrainer
+    from antiphase.training.callbacks import read_metrics
+    from antiphase.training.provenance import environment
+    from antiphase.training.recipe import Recipe, built_in, load_recipe
+    from antiphase.training.run import create_run, resume, train
+
+_HOMES = {
+    "AdapterTrainer": "adapter_trainer",
+    "Recipe": "recipe",
+    "built_in": "recipe",
+    "create_run": "run",
+    "environment": "provenance",
+    "load_recipe": "recipe",
+    "read_metrics": "callbacks",
+    "resume": "run",
+    "train": "run",
+}
+
+__all__ = [
+    "AdapterTrainer",
+    "Recipe",
+    "built_in",
+    "create_run",
+    "environment",
+    "load_recipe",
+    "read_metrics",
+    "resume",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Tiny pretrained models of several families, made on the spot."""
+"""Tiny models of several families, built on the spot, and random sequences for them."""
 
 import torch
 from transformers import (
@@ -59,5 +59,5 @@ def made(family, seed=0, **changes):
     return model
 
 
-def texts(count=2, length=12, seed=0):
+def sequences(count=2, length=12, seed=0):
     return torch.randint(0, 257, (count, length), generator=torch.Generator().manual_seed(seed))

@@ -17,7 +17,7 @@ from antiphase.experiments.report.markdown import (
 )
 from antiphase.experiments.study import Result, Study
 from antiphase.experiments.verdicts import READINGS
-from antiphase.training.checkpoints import write_whole
+from antiphase.training.checkpoints import write_atomic
 
 STYLE = """
 :root { --line: #d0d4da; --soft: #f5f6f8; }
@@ -72,7 +72,7 @@ def write_html(study: Study, path: Path) -> None:
         f"<title>Antiphase lab: {escape(study.kind)}</title><style>{STYLE}</style>"
         f"<script>{script}</script></head><body>{''.join(body)}</body></html>"
     )
-    write_whole(path, page)
+    write_atomic(path, page)
 
 
 def _section(result: Result) -> str:
