@@ -141,7 +141,7 @@ class Components:
         held_out = self.held_out
         if isinstance(held_out, Language):
             batch = min(SCORED_AT_ONCE, recipe.batch_size // recipe.accumulate)
-            return lambda model: score_text(model, held_out, len(held_out), batch)
+            return lambda model: score_text(model, held_out, len(held_out), batch=batch)
         return lambda model: score_answers(model, held_out, len(held_out))
 
 

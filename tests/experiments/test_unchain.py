@@ -29,36 +29,19 @@ from antiphase.tasks.text.tokenizer import make_tokenizer
 from antiphase.training import load_recipe
 from antiphase.training.divergence import DivergenceError
 from antiphase.training.locks import exclusive_lock
-from tests.pretrained.small import made
+from tests.pretrained.small import made, tuning_recipe, write_base
 
 ADAPTERS = ("dex", "plus-sign", "adapter-only", "lora")
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("base")
-    model = made("llama", max_position_embeddings=1024)
-    model.save_pretrained(folder / "model")
-    make_tokenizer("bytes", []).save_pretrained(folder / "model")
-    lines = [f"line {i} says {i * i % 97} and {'abc'[i % 3]}\n" for i in range(3000)]
-    (folder / "text.txt").write_text("".join(lines))
-    return folder
+    return write_base(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture(scope="module")
 def recipe(base):
-    return load_recipe("unchain").changed(
-        start=str(base / "model"),
-        task_options={"text": [str(base / "text.txt")], "length": 32},
-        steps=8,
-        batch_size=2,
-        lr=1e-3,
-        threads=1,
-        calibration_examples=2,
-        evaluate_examples=3,
-        log_every=2,
-        checkpoint_every=4,
-    )
+    return tuning_recipe(base)
 
 
 OPTIONS = BeforeAfterOptions(sequences=3, questions=5, question_length=300, needles=1)

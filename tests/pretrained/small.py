@@ -14,6 +14,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from antiphase.tasks.text.tokenizer import make_tokenizer
+from antiphase.training import load_recipe
+
 SIZES = {
     "vocab_size": 257,
     "hidden_size": 32,
@@ -57,6 +60,31 @@ def made(family, seed=0, **changes):
         for p in model.parameters():
             p.add_(torch.randn_like(p) * 0.1)
     return model
+
+
+def write_base(folder):
+    """Write a model with a byte tokenizer to folder/model, and folder/text.txt to train on."""
+    made("llama", max_position_embeddings=1024).save_pretrained(folder / "model")
+    make_tokenizer("bytes", []).save_pretrained(folder / "model")
+    lines = [f"line {i} says {i * i % 97} and {'abc'[i % 3]}\n" for i in range(3000)]
+    (folder / "text.txt").write_text("".join(lines))
+    return folder
+
+
+def tuning_recipe(base):
+    """Return a recipe of seconds that unchains what `write_base` wrote."""
+    return load_recipe("unchain").changed(
+        start=str(base / "model"),
+        task_options={"text": [str(base / "text.txt")], "length": 32},
+        steps=8,
+        batch_size=2,
+        lr=1e-3,
+        threads=1,
+        calibration_examples=2,
+        evaluate_examples=3,
+        log_every=2,
+        checkpoint_every=4,
+    )
 
 
 def sequences(count=2, length=12, seed=0):

@@ -9,42 +9,23 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from antiphase.pretrained.methods import METHODS
-from antiphase.tasks.text.tokenizer import make_tokenizer
-from antiphase.training import Recipe, create_run, resume, train
+from antiphase.training import create_run, resume, train
 from antiphase.training.callbacks import read_metrics
 from antiphase.training.locks import exclusive_lock
 from antiphase.training.run import LOCK
-from tests.pretrained.small import made
+from tests.pretrained.small import made, tuning_recipe, write_base
 from tests.training.small import SMALL, assert_same_end, unfinished
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("base")
-    made("llama").save_pretrained(folder / "model")
-    make_tokenizer("bytes", []).save_pretrained(folder / "model")
-    lines = [f"line {i} says {i * i % 97} and {'abc'[i % 3]}\n" for i in range(3000)]
-    (folder / "text.txt").write_text("".join(lines))
-    return folder
+    return write_base(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture(scope="module")
 def recipe(base):
-    return Recipe(
-        start=str(base / "model"),
-        method="dex",
-        task="language",
-        task_options={"text": [str(base / "text.txt")], "length": 32},
-        steps=30,
-        batch_size=2,
-        lr=1e-3,
-        weight_decay=0.0,
-        threads=1,
-        log_every=5,
-        evaluate_every=10,
-        evaluate_examples=2,
-        calibration_examples=2,
-        checkpoint_every=10,
+    return tuning_recipe(base).changed(
+        steps=30, log_every=5, checkpoint_every=10, evaluate_every=10
     )
 
 
@@ -104,7 +85,7 @@ def test_a_created_run_trains_when_it_is_resumed(recipe, finished, tmp_path):
 def test_other_weights_are_rejected_on_resume(base, recipe, tmp_path):
     shutil.copytree(base / "model", tmp_path / "model")
     folder = create_run(recipe.changed(start=str(tmp_path / "model")), tmp_path / "r")
-    made("llama", seed=5).save_pretrained(tmp_path / "model")
+    made("llama", seed=5, max_position_embeddings=1024).save_pretrained(tmp_path / "model")
     with pytest.raises(ValueError, match=r"the model .* has changed since this run began; restore"):
         resume(folder, quiet=True)
 
