@@ -135,13 +135,14 @@ def train(
 ) -> None:
     """Train a model from a recipe, or resume a run."""
     from antiphase import training
-    from antiphase.training.divergence import DivergenceError
-    from antiphase.training.recipe import apply_settings
-    from antiphase.training.stopping import StoppedError
 
     if listing:
         console.print("\n".join(training.built_in()))
         return
+    from antiphase.training.divergence import DivergenceError
+    from antiphase.training.recipe import apply_settings
+    from antiphase.training.stopping import StoppedError
+
     try:
         given = {"task": task, "attention": attention, "size": size, "steps": steps, "seed": seed}
         given = {k: v for k, v in given.items() if v is not None}
@@ -307,19 +308,20 @@ def unchain(
     listing: Annotated[bool, typer.Option("--list", help="name the methods")] = False,
 ) -> None:
     """Train a pretrained model on a little text: scores before and after, and a plain model."""
-    from rich.table import Table
-
-    from antiphase.analysis.before_after_table import COLUMNS, result_rows
-    from antiphase.experiments import e14_dex as study
-    from antiphase.experiments.unchain import unchain_run, unchain_settings
     from antiphase.pretrained.methods import METHODS
-    from antiphase.training.divergence import DivergenceError
-    from antiphase.training.stopping import StoppedError
 
     if listing:
         for name, found in METHODS.items():
             console.print(f"{name:13} {found.description}", highlight=False)
         return
+    from rich.table import Table
+
+    from antiphase.analysis.before_after_table import COLUMNS, result_rows
+    from antiphase.experiments import e14_dex as study
+    from antiphase.experiments.unchain import unchain_run, unchain_settings
+    from antiphase.training.divergence import DivergenceError
+    from antiphase.training.stopping import StoppedError
+
     recipe, options = unchain_settings(
         setting or [], start=model, method=method, steps=steps, text=text
     )

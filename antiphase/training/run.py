@@ -150,7 +150,7 @@ def _require_free(folder: Path, force: bool) -> None:
         )
     if not force:
         raise ValueError(
-            f"{folder}: holds a run already; resume it with --resume, or overwrite it with --force"
+            f"{folder}: holds a run already; resume with --resume, or overwrite with --force"
         )
 
 

@@ -1,12 +1,15 @@
 """More than one process: the same curve as one, and models sharded over CPUs."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from accelerate.state import AcceleratorState
 
 from antiphase.training import train
 from antiphase.training.callbacks import read_metrics
@@ -39,6 +42,30 @@ def test_two_processes_give_the_curve_of_one(attention, tmp_path):
     assert curves[0] == pytest.approx(curves[1], rel=1e-4)
     scores = [read_metrics(f)[-2:] for f in (one, two)]
     assert [s["step"] for s in scores[0]] == [s["step"] for s in scores[1]]
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_run_ends_the_process_group_that_it_started(given, tmp_path, monkeypatch):
+    """Else gloo's threads live on while Python finalises, which can abort the process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    about = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": port}
+    for name, value in (about | {"MASTER_ADDR": "127.0.0.1"}).items():
+        monkeypatch.setenv(name, value)
+    started = []
+    init = dist.init_process_group
+    monkeypatch.setattr(dist, "init_process_group", lambda *a, **k: started.append(init(*a, **k)))
+    if given:
+        dist.init_process_group("gloo")
+    try:
+        train(SMALL.changed(steps=10), tmp_path / "r", quiet=True)
+        assert len(started) == 1
+        assert dist.is_initialized() == given
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def test_fsdp_on_cpus_is_rejected(tmp_path, monkeypatch):
