@@ -1,15 +1,15 @@
-"""Before and after, as rows with intervals."""
+"""Scores before and after training, as rows with intervals."""
 
 from typing import Any
 
 import numpy as np
 
-from antiphase.analysis.before_after import Measured
+from antiphase.analysis.before_after import ModelScores
 from antiphase.analysis.statistics import Values, bootstrap, difference
 
 ROWS = {
     "loss of held-out text, nats": "loss",
-    "needles found": "right",
+    "needles found": "correct",
     "attention to the needle": "answer",
     "attention to all else": "noise",
     "attention to the first token": "sink",
@@ -17,42 +17,40 @@ ROWS = {
 COLUMNS = ["", "before", "after", "change"]
 
 
-def change_rows(runs: list[tuple[Measured, Measured]]) -> list[list[str]]:
-    """Return a row a measure: before, after and the change, over seeds; then by depth."""
+def change_rows(runs: list[tuple[ModelScores, ModelScores]]) -> list[list[str]]:
+    """Return one row per measure: before, after and the change, over seeds; then by depth."""
     rows = []
     for title, name in ROWS.items():
         before, after = _values(runs, name)
-        moved = difference(after, before)
-        rows.append([title, *(str(bootstrap(v)) for v in (before, after, moved))])
+        change = difference(after, before)
+        rows.append([title, *(str(bootstrap(v)) for v in (before, after, change))])
         if name == "loss":
             sizes = [float(np.exp(np.mean(np.concatenate(v)))) for v in (before, after)]
             rows.append(["perplexity", *(f"{p:.4g}" for p in sizes), f"{sizes[1] - sizes[0]:+.3g}"])
     for depth in sorted(set(runs[0][0].depth.tolist())):
-        pair = [[m.right[m.depth == depth] for m in side] for side in zip(*runs, strict=True)]
-        means = [float(np.mean([v.mean() for v in side])) for side in pair]
+        sides = [[m.correct[m.depth == depth] for m in side] for side in zip(*runs, strict=True)]
+        means = [float(np.mean([v.mean() for v in side])) for side in sides]
         title = f"needles found at depth {depth:g}"
         rows.append([title, *(f"{m:.3g}" for m in means), f"{means[1] - means[0]:+.3g}"])
     return rows
 
 
 def result_rows(results: dict[str, Any]) -> list[list[str]]:
-    """Return the rows of one run, with the speeds if they were measured (in turns)."""
-    rows = change_rows([measured(results)])
-    return (
-        [*rows, _speed_row(*results["tokens_per_second"])]
-        if "tokens_per_second" in results
-        else rows
-    )
+    """Return the rows of one run, with the decoding speeds if they were measured."""
+    rows = change_rows([before_and_after(results)])
+    if "tokens_per_second" in results:
+        rows.append(_speed_row(*results["tokens_per_second"]))
+    return rows
 
 
 def _speed_row(before: float, after: float) -> list[str]:
     return ["decoding, tokens/s", f"{before:.3g}", f"{after:.3g}", f"{after / before:.3g} x"]
 
 
-def _values(runs: list[tuple[Measured, Measured]], name: str) -> tuple[Values, Values]:
+def _values(runs: list[tuple[ModelScores, ModelScores]], name: str) -> tuple[Values, Values]:
     return [getattr(b, name) for b, _ in runs], [getattr(a, name) for _, a in runs]
 
 
-def measured(results: dict[str, Any]) -> tuple[Measured, Measured]:
-    """Return before and after of a run's results."""
-    return Measured.of_json(results["before"]), Measured.of_json(results["after"])
+def before_and_after(results: dict[str, Any]) -> tuple[ModelScores, ModelScores]:
+    """Return the scores before and after, from a run's results."""
+    return ModelScores.from_json(results["before"]), ModelScores.from_json(results["after"])

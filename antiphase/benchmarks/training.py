@@ -14,9 +14,10 @@ from antiphase.benchmarks import timing
 from antiphase.models import AntiphaseForCausalLM
 from antiphase.tasks import Language, Task
 from antiphase.training.callbacks import Metrics, Speed
+from antiphase.training.checkpointed_trainer import collate
+from antiphase.training.components import dataset, model_config
 from antiphase.training.recipe import Recipe
-from antiphase.training.run import dataset, model_config
-from antiphase.training.trainer import RunTrainer, arguments, collate
+from antiphase.training.trainer import RunTrainer, arguments
 
 BARE = "bare loop"
 RUN = "antiphase train"

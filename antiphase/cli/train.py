@@ -15,7 +15,7 @@ def train(
         Optional[str], typer.Argument(help="a built-in recipe or a YAML file; see --list")
     ] = None,
     out: Annotated[
-        Optional[Path], typer.Option(help="folder of the run; default runs/RECIPE-ATTENTION-SEED")
+        Optional[Path], typer.Option(help="folder of the run; default runs/RECIPE-MECHANISM-SEED")
     ] = None,
     resume: Annotated[
         Optional[Path], typer.Option(help="resume this run from its last complete checkpoint")
@@ -51,7 +51,7 @@ def train(
         chosen = load_recipe(recipe) if recipe else Recipe()
         chosen = apply_settings(chosen.changed(**fields), setting or [])
     from antiphase.training import run
-    from antiphase.training.divergence import TroubleError
+    from antiphase.training.divergence import DivergenceError
     from antiphase.training.run_card import final_scores
     from antiphase.training.run_folder import default_run_folder
     from antiphase.training.stopping import StoppedError
@@ -63,8 +63,8 @@ def train(
         else:
             place = out or default_run_folder(chosen, recipe)
             folder = run.train(chosen, place, force=force, quiet=silent)
-    except TroubleError as trouble:
-        raise ValueError(str(trouble)) from trouble
+    except DivergenceError as divergence:
+        raise ValueError(str(divergence)) from divergence
     except StoppedError as stopped:
         raise Interrupted(str(stopped)) from stopped
     output.wrote(folder)

@@ -1,7 +1,7 @@
 """`antiphase unchain`: change a pretrained model with a little training."""
 
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
@@ -17,6 +17,11 @@ from antiphase.cli.options import (
     set_option,
 )
 from antiphase.cli.output import Output, listing, records
+from antiphase.training.run_folder import default_unchain_folder
+
+if TYPE_CHECKING:
+    from antiphase.analysis.before_after import BeforeAfterOptions
+    from antiphase.training import Recipe
 
 
 def unchain(
@@ -29,7 +34,9 @@ def unchain(
     ] = None,
     method: Annotated[str, typer.Option(help="dex, v2, or a control; see --list")] = "dex",
     steps: Annotated[int, typer.Option(help="number of optimizer steps")] = 200,
-    setting: Annotated[Optional[list[str]], set_option("any setting, e.g. lr=5e-5")] = None,
+    setting: Annotated[
+        Optional[list[str]], set_option("a field of the recipe, or evaluation.NAME; e.g. lr=5e-5")
+    ] = None,
     out: Annotated[
         Optional[Path], typer.Option(help="folder of the run; default runs/unchain/MODEL-METHOD")
     ] = None,
@@ -42,11 +49,12 @@ def unchain(
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune a pretrained model with DEX or a control, and measure it before and after."""
-    from antiphase.pretrained.method_names import METHODS
+    from antiphase.pretrained.methods import METHODS
 
     output = Output(quiet=quiet, as_json=as_json)
     if list_methods:
-        listing(output, METHODS, "method", "summary")
+        descriptions = {name: found.description for name, found in METHODS.items()}
+        listing(output, descriptions, "method", "summary")
         return
     require_one_of(METHODS, method=method)
     require_at_least(1, seeds=seeds, steps=steps)
@@ -54,26 +62,30 @@ def unchain(
         raise ValueError(f"--method {method}: --controls runs DEX and all controls; leave it out")
     require_output_folder("--out", out)
     require_sources(text)
-    from antiphase.experiments.unchain import settings_of
+    from antiphase.experiments.unchain import unchain_settings
     from antiphase.models.locate import locate_model
 
-    settings = settings_of(setting or [], model=model, method=method, steps=steps, text=text)
-    locate_model(settings.model)  # a wrong name is found before any work
+    recipe, options = unchain_settings(
+        setting or [], start=model, method=method, steps=steps, text=text
+    )
+    locate_model(model)  # a wrong name is found before any work
     if controls:
-        _compare_controls(output, settings, out or Path("runs/unchain/controls"), seeds)
+        folder = out or Path("runs/unchain/controls")
+        _compare_controls(output, recipe, options, folder, seeds)
     else:
-        _run(output, settings, out)
+        _run(output, recipe, options, out or default_unchain_folder(model, method))
 
 
-def _run(output: Output, settings: Any, out: Path | None) -> None:
+def _run(output: Output, recipe: "Recipe", options: "BeforeAfterOptions", folder: Path) -> None:
     from antiphase.analysis.before_after_table import COLUMNS, result_rows
     from antiphase.experiments.unchain import unchain_run
-    from antiphase.training.run_folder import default_unchain_folder
+    from antiphase.training.divergence import DivergenceError
     from antiphase.training.stopping import StoppedError
 
-    folder = out or default_unchain_folder(settings.model, settings.method)
     try:
-        results = unchain_run(settings, folder, quiet=output.quiet or output.as_json)
+        results = unchain_run(recipe, options, folder, quiet=output.quiet or output.as_json)
+    except DivergenceError as divergence:
+        raise ValueError(str(divergence)) from divergence
     except StoppedError as stopped:
         raise Interrupted(str(stopped)) from stopped
     rows = result_rows(results)
@@ -82,10 +94,12 @@ def _run(output: Output, settings: Any, out: Path | None) -> None:
     output.json({"model": folder / "model", "measures": records(COLUMNS, rows)})
 
 
-def _compare_controls(output: Output, settings: Any, folder: Path, seeds: int) -> None:
+def _compare_controls(
+    output: Output, recipe: "Recipe", options: "BeforeAfterOptions", folder: Path, seeds: int
+) -> None:
     from antiphase.experiments import e14_dex as study
 
-    results = study.compare_controls(settings, folder, output.progress, range(seeds))
+    results = study.compare_controls(recipe, options, folder, output.progress, range(seeds))
     tables = {
         "methods": (study.COLUMNS, results["table"]),
         "against_dex": (study.COLUMNS, results["against_dex"]),

@@ -3,18 +3,17 @@
 A run is named by everything that decides its outcome, so tests share runs and none is repeated.
 """
 
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from antiphase.analysis.compare_runs import flat_fields
 from antiphase.attention import mechanism
-from antiphase.experiments.engine import exclusive_lock
 from antiphase.tasks import task
 from antiphase.training import Recipe, load_recipe, resume, train
 from antiphase.training.callbacks import read_metrics
+from antiphase.training.digests import short_digest
+from antiphase.training.locks import exclusive_lock
 
 SEEDS = (0, 1, 2)
 MILESTONES = [0, 100, 200, 300, 400, 500, 600, 700]
@@ -53,8 +52,7 @@ class TrainingRun:
         The versions of mechanism and task are raised by hand when their meaning changes.
         """
         versions = [mechanism(self.recipe.attention).version, task(self.recipe.task).version]
-        text = json.dumps([self.recipe.as_dict(), versions], sort_keys=True)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        digest = short_digest([self.recipe.as_dict(), versions])
         return f"{self.recipe.task}-{self.recipe.attention}-{self.recipe.seed}-{digest}"
 
     @property

@@ -1,6 +1,5 @@
 """Test 14: is it DEX's operation that helps? DEX and its controls, at equal steps and data."""
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -9,104 +8,123 @@ from typing import Any
 
 from rich.console import Console
 
-from antiphase.analysis.before_after import Measured
+from antiphase.analysis.before_after import BeforeAfterOptions, ModelScores
 from antiphase.analysis.before_after_plots import draw_against
-from antiphase.analysis.before_after_table import ROWS, measured
-from antiphase.analysis.statistics import Values, bootstrap, difference
+from antiphase.analysis.before_after_table import ROWS, before_and_after
+from antiphase.analysis.statistics import Interval, Values, bootstrap, difference
+from antiphase.experiments.arms import TrainingRun
 from antiphase.experiments.engine import LocalEngine, train_all
 from antiphase.experiments.report.markdown import markdown_table
-from antiphase.experiments.unchain import RESULTS, Settings, content_of, read_results, unchain_run
+from antiphase.experiments.unchain import RESULTS, check_study, read_results, unchain_run
 from antiphase.experiments.verdicts import Effect, Prediction, Verdict
 from antiphase.pretrained.methods import CONTROLS, METHODS
-from antiphase.training.callbacks import read_metrics
-from antiphase.training.checkpoints import write_whole
+from antiphase.training import Recipe
+from antiphase.training.checkpoints import write_atomic
+from antiphase.training.digests import short_digest
 
-LOSS, RIGHT = "loss of held-out text", "needles found"
-COUNTS = {LOSS: 0.01, RIGHT: 0.05}  # nats; share of the questions
+LOSS, CORRECT = "loss of held-out text", "needles found"
+COUNTS = {LOSS: 0.01, CORRECT: 0.05}  # nats; fraction of the questions
+MEASURES = {LOSS: "loss", CORRECT: "correct"}
 
 # Written before any run. The claim: the operation itself helps. The doubt: it is inert, what helps
 # is the tuning of W_K, W_V and W_O around it.
 PREDICTIONS = (
     Prediction("claim", Effect(LOSS, "dex", "kvo-only"), "below", COUNTS[LOSS], "it helps"),
     Prediction("claim", Effect(LOSS, "dex", "plus-sign"), "below", COUNTS[LOSS], "minus cancels"),
-    Prediction("claim", Effect(RIGHT, "dex", "kvo-only"), "above", COUNTS[RIGHT], "it helps"),
-    Prediction("claim", Effect(RIGHT, "dex", "plus-sign"), "above", COUNTS[RIGHT], "minus cancels"),
+    Prediction("claim", Effect(CORRECT, "dex", "kvo-only"), "above", COUNTS[CORRECT], "it helps"),
+    Prediction(
+        "claim", Effect(CORRECT, "dex", "plus-sign"), "above", COUNTS[CORRECT], "minus cancels"
+    ),
     Prediction("doubt", Effect(LOSS, "dex", "kvo-only"), "equal", COUNTS[LOSS], "it is inert"),
     Prediction("doubt", Effect(LOSS, "dex", "plus-sign"), "equal", COUNTS[LOSS], "signs are alike"),
-    Prediction("doubt", Effect(RIGHT, "dex", "kvo-only"), "equal", COUNTS[RIGHT], "it is inert"),
     Prediction(
-        "doubt", Effect(RIGHT, "dex", "plus-sign"), "equal", COUNTS[RIGHT], "signs are alike"
+        "doubt", Effect(CORRECT, "dex", "kvo-only"), "equal", COUNTS[CORRECT], "it is inert"
+    ),
+    Prediction(
+        "doubt", Effect(CORRECT, "dex", "plus-sign"), "equal", COUNTS[CORRECT], "signs are alike"
     ),
 )
 
+Runs = list[tuple[ModelScores, ModelScores]]  # before and after, one per seed
 
-@dataclass(frozen=True)
-class TuningJob:
-    """One method and seed, for the engine."""
 
-    settings: Settings
+@dataclass(frozen=True, eq=False)
+class UnchainRun(TrainingRun):
+    """One method and seed, measured before and after; its result is kept, not its model."""
+
+    options: BeforeAfterOptions
 
     @property
     def key(self) -> str:
         """Return a name of everything that decides the outcome."""
-        return f"{self.settings.method}-{self.settings.seed}-{self.settings.digest()}"
+        digest = short_digest([self.recipe.as_dict(), asdict(self.options)])
+        return f"{self.recipe.method}-{self.recipe.seed}-{digest}"
 
     @property
     def title(self) -> str:
-        """Return a few words for people."""
-        return f"{self.settings.method}, seed {self.settings.seed}"
+        """Return a short description for people."""
+        return self.recipe.title
 
-    @property
-    def cost(self) -> float:
-        """Return how long it takes, beside others."""
-        return float(self.settings.steps * self.settings.batch_size * self.settings.length)
-
-    def done(self, root: Path) -> float:
-        """Return the share that is done."""
-        folder = root / self.key
-        if (folder / RESULTS).is_file():
-            return 1.0
-        lines = read_metrics(folder)
-        return min(lines[-1]["step"] / self.settings.steps, 0.999) if lines else 0.0
+    def finished(self, root: Path) -> bool:
+        """Return whether its results are there."""
+        return (self.folder(root) / RESULTS).is_file()
 
     def perform(self, root: Path) -> None:
-        """Do it, go on with it, or do nothing if it is finished."""
-        unchain_run(self.settings, root / self.key, quiet=True, keep_model=False, shared=root)
-
-    def measured(self, root: Path) -> tuple[Measured, Measured]:
-        """Return before and after."""
-        return measured(read_results(root / self.key))
+        """Run it, resume it, or do nothing if it is finished."""
+        folder = self.folder(root)
+        unchain_run(self.recipe, self.options, folder, quiet=True, keep_model=False, shared=root)
 
 
 def compare_controls(
-    settings: Settings,
+    recipe: Recipe,
+    options: BeforeAfterOptions,
     root: Path,
     console: Console,
     seeds: Sequence[int],
     engine: LocalEngine | None = None,
 ) -> dict[str, Any]:
-    """Run DEX and every control with each seed; return tables, effects and verdicts."""
-    methods = ["dex", *CONTROLS]
+    """Run DEX and every control with each seed.
+
+    Args:
+        recipe: of DEX; a control differs in its method, and takes the options it knows.
+        options: how much is measured.
+        root: folder of the study.
+        console: for progress.
+        seeds: of data order and initialisation.
+        engine: runs the jobs; by default one process per core.
+
+    Returns:
+        Tables, effects and verdicts, as stored in controls.json.
+
+    Raises:
+        ValueError: a run failed, or the folder holds runs of other weights or another text.
+
+    """
     jobs = {
         method: [
-            TuningJob(dataclasses.replace(settings, method=method, seed=seed, threads=1))
+            UnchainRun(_control(recipe, method).changed(seed=seed, threads=1), options)
             for seed in seeds
         ]
-        for method in methods
+        for method in ("dex", *CONTROLS)
     }
     every = [job for of_a_seed in zip(*jobs.values(), strict=True) for job in of_a_seed]
-    _refuse_other_content(root, content_of(settings))
+    check_study(root, recipe)
     faults = train_all(every, root, console, engine)
     if faults:
         key, fault = next(iter(faults.items()))
         raise ValueError(f"{key}: {fault} ({len(faults)} of {len(every)} runs failed)")
-    found = {method: [job.measured(root) for job in mine] for method, mine in jobs.items()}
+    found = {
+        method: [before_and_after(read_results(job.folder(root))) for job in own]
+        for method, own in jobs.items()
+    }
     effects = {p.effect: _effect(p.effect, found) for p in PREDICTIONS}
     results = {
-        "settings": asdict(settings),
+        "recipe": recipe.as_dict(),
+        "evaluation": asdict(options),
         "seeds": list(seeds),
         "table": _rows(found),
         "against_dex": _against(found),
+        "effects": [asdict(effect) | asdict(interval) for effect, interval in effects.items()],
         "verdicts": [
             {
                 "reading": p.reading,
@@ -118,61 +136,56 @@ def compare_controls(
         ],
     }
     drawn = {
-        what: {
-            control: bootstrap(difference(_after(found["dex"], f), _after(found[control], f)))
-            for control in CONTROLS
-        }
-        for what, f in ((LOSS, "loss"), (RIGHT, "right"))
+        measure: {control: bootstrap(_gain(found, control, field)) for control in CONTROLS}
+        for measure, field in MEASURES.items()
     }
     draw_against(drawn, root / "controls.png")
-    write_whole(root / "controls.json", json.dumps(results, indent=1))
-    write_whole(root / "controls.md", as_markdown(results))
+    write_atomic(root / "controls.json", json.dumps(results, indent=1))
+    write_atomic(root / "controls.md", as_markdown(results))
     return results
 
 
-def _refuse_other_content(root: Path, content: str) -> None:
-    """Refuse to mix runs of other weights or texts with these."""
-    path = root / "content.txt"
-    root.mkdir(parents=True, exist_ok=True)
-    if not path.is_file():
-        write_whole(path, content)
-    elif path.read_text(encoding="utf-8") != content:
-        raise ValueError(f"{root}: holds runs of other weights or another text; give another --out")
+def _control(recipe: Recipe, method: str) -> Recipe:
+    """Return the recipe with another method; its options are DEX's where it is a kind of DEX."""
+    kind_of_dex = METHODS[method].Options is METHODS["dex"].Options
+    return recipe.changed(
+        method=method, method_options=recipe.method_options if kind_of_dex else {}
+    )
 
 
-def _effect(effect: Effect, found: dict[str, list[tuple[Measured, Measured]]]) -> Any:
+def _gain(found: dict[str, Runs], control: str, field: str) -> Values:
+    """Return DEX minus a control, paired by seed and example."""
+    return difference(_after(found["dex"], field), _after(found[control], field))
+
+
+def _effect(effect: Effect, found: dict[str, Runs]) -> Interval:
+    assert effect.arm == "dex"
     assert effect.versus is not None
-    field = "loss" if effect.metric == LOSS else "right"
-    one, other = found[effect.arm], found[effect.versus]
-    return bootstrap(difference(_after(one, field), _after(other, field)))
+    return bootstrap(_gain(found, effect.versus, MEASURES[effect.metric]))
 
 
-def _after(runs: list[tuple[Measured, Measured]], field: str) -> Values:
+def _after(runs: Runs, field: str) -> Values:
     return [getattr(after, field) for _, after in runs]
 
 
 COLUMNS = ["", *(title.partition(",")[0] for title in ROWS)]
 
 
-def _rows(found: dict[str, list[tuple[Measured, Measured]]]) -> list[list[str]]:
-    """Return a row a method: every measure after it; the base model first."""
-    base = [[before] for before, _ in found["dex"]][:1]
-    rows = [["base", *(str(bootstrap([getattr(m[0], f) for m in base])) for f in ROWS.values())]]
+def _rows(found: dict[str, Runs]) -> list[list[str]]:
+    """Return one row per method: every measure after training; the base model first."""
+    base = found["dex"][0][0]
+    rows = [["base", *(str(bootstrap([getattr(base, f)])) for f in ROWS.values())]]
     for method, runs in found.items():
         rows.append([method, *(str(bootstrap(_after(runs, f))) for f in ROWS.values())])
     return rows
 
 
-def _against(found: dict[str, list[tuple[Measured, Measured]]]) -> list[list[str]]:
-    """Return a row a control: DEX minus it, paired by seed and example."""
-    dex = found["dex"]
+def _against(found: dict[str, Runs]) -> list[list[str]]:
+    """Return one row per control: DEX minus it."""
     return [
-        [
-            f"dex minus {method}",
-            *(str(bootstrap(difference(_after(dex, f), _after(runs, f)))) for f in ROWS.values()),
-        ]
-        for method, runs in found.items()
-        if method != "dex"
+        [f"dex minus {m}", *(str(bootstrap(_gain(found, m, f))) for f in ROWS.values())]
+        for m in found
+        if m != "dex"
     ]
 
 
@@ -180,18 +193,18 @@ VERDICT_COLUMNS = ["reading", "predicts", "measured", "verdict"]
 
 
 def as_markdown(results: dict[str, Any]) -> str:
-    """Return the tables."""
+    """Return the tables as Markdown."""
     parts = [
         markdown_table(COLUMNS, results["table"]),
         markdown_table(COLUMNS, results["against_dex"]),
         markdown_table(VERDICT_COLUMNS, verdict_rows(results)),
-        "\n".join(f"- **{m}**: {METHODS[m]}" for m in ("dex", *CONTROLS)),
+        "\n".join(f"- **{m}**: {METHODS[m].description}" for m in ("dex", *CONTROLS)),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def verdict_rows(results: dict[str, Any]) -> list[list[str]]:
-    """Return a row a prediction."""
+    """Return one row per prediction."""
     return [
         [v["reading"], v["predicts"], v["measured"], Verdict(v["verdict"]).label]
         for v in results["verdicts"]

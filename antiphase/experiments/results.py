@@ -18,7 +18,7 @@ from antiphase.experiments.verdicts import (
     overall,
     require_measured,
 )
-from antiphase.training.checkpoints import write_whole
+from antiphase.training.checkpoints import write_atomic
 
 RESULTS = "results.json"
 
@@ -122,7 +122,7 @@ class Study:
             "environment": self.environment,
             "recipe": self.recipe,
         }
-        write_whole(folder / RESULTS, json.dumps(content, indent=1))
+        write_atomic(folder / RESULTS, json.dumps(content, indent=1))
 
 
 def load_study(folder: Path) -> Study:

@@ -32,8 +32,8 @@ from antiphase.experiments.results import (
 )
 from antiphase.experiments.trained_models import TrainedModels
 from antiphase.experiments.verdicts import require_measured
-from antiphase.training.checkpoints import write_whole
-from antiphase.training.run import environment
+from antiphase.training.checkpoints import write_atomic
+from antiphase.training.provenance import environment
 
 QUICK, ALL = "quick arms", "all arms"
 
@@ -116,7 +116,7 @@ def _run(
     result.notes = [*measured.notes, *([test.amended] if test.amended else [])]
     path = _measured_file(entry, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(result_to_json(result), indent=1))
+    write_atomic(path, json.dumps(result_to_json(result), indent=1))
     return result
 
 
@@ -184,7 +184,7 @@ def _claims(arms: list[Arm], seeds: list[int], folder: Path) -> tuple[list[Claim
         found = [asdict(claim) for claim in published_claims(models)]
         kept = {"keys": _claim_keys(seeds), "seeds": seeds, "claims": found}
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(kept, indent=1))
+        write_atomic(path, json.dumps(kept, indent=1))
     return [claim_from_json(fields) for fields in kept["claims"]], seeds
 
 

@@ -1,366 +1,259 @@
-"""Change a pretrained model with a little text: before, training, after, and a plain model.
+"""Unchain a pretrained model: measure it, train it, measure it again, and keep a plain model.
 
-settings.json   what was done       results.json   before and after, number by number
-metrics.jsonl   the loss            adapter/       the small part, if the method has one
-checkpoints/    until the end       model/         the plain model, to load
-README.md       the card            change.png     before and after, to look at
+The training is an ordinary run (`antiphase.training`) in the same folder. Beside its files:
+
+before-*.json   scores of the base model        results.json   before and after, value by value
+README.md       the run's card with a table     change.png     before and after, as a plot
 """
 
-import dataclasses
-import hashlib
 import json
-import math
 import shutil
 import sys
-import threading
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
-import torch
-import yaml
-from safetensors import SafetensorError
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PrinterCallback,
-    TrainingArguments,
-    set_seed,
+from antiphase.analysis.before_after import (
+    BeforeAfterOptions,
+    ModelScores,
+    decoding_speeds,
+    score_model,
 )
-from transformers.utils.logging import disable_progress_bar
-
-from antiphase.analysis.before_after import Measured, decoding_speeds, measure
 from antiphase.analysis.before_after_plots import draw_change
-from antiphase.cpu import guard_bf16
-from antiphase.experiments.engine import exclusive_lock
-from antiphase.experiments.unchain_card import write_unchain_card
-from antiphase.models.gguf import NAME as SMOLLM2
-from antiphase.models.locate import locate_model
-from antiphase.options import fitted
-from antiphase.pretrained.dex import DexConfig, operators, set_step
-from antiphase.pretrained.methods import METHODS, check, parameters, prepare
+from antiphase.analysis.before_after_table import COLUMNS, result_rows
+from antiphase.experiments.report.markdown import markdown_table
+from antiphase.options import build
+from antiphase.pretrained.base_model import BaseModel, load_base
+from antiphase.pretrained.methods import METHODS
 from antiphase.tasks import Language
 from antiphase.tasks.word_needles import WordNeedles
-from antiphase.training import checkpoints
-from antiphase.training.adapter_trainer import SmallPartTrainer
-from antiphase.training.callbacks import Metrics, Speed, save_whole
-from antiphase.training.progress import Progress
-from antiphase.training.run import environment
-from antiphase.training.stopping import Stop, StoppedError
+from antiphase.training import Recipe, create_run, environment, load_recipe, resume
+from antiphase.training.checkpoints import read_json, write_atomic
+from antiphase.training.components import dataset, set_up_machine
+from antiphase.training.digests import short_digest, weights_digest
+from antiphase.training.locks import exclusive_lock
+from antiphase.training.provenance import CORPUS, START, check_corpus, check_start
+from antiphase.training.recipe import apply_settings, parse_setting
+from antiphase.training.run import RECIPE
+from antiphase.training.run_card import write_run_card
+from antiphase.training.stopping import StoppedError
 
-SETTINGS, RESULTS = "settings.json", "results.json"
-LOCK = ".lock"
-FREE = ("log_every", "checkpoint_every", "threads")  # may change when a run goes on
+RESULTS = "results.json"
+LOCK = ".unchain.lock"
+EVALUATION = "evaluation."  # prefix of settings that are no fields of the recipe
+FREE = ("log_every", "checkpoint_every", "threads")  # may differ when a run is resumed
 
+SECTION = """## Before and after
 
-@dataclass(frozen=True)
-class Settings:
-    """Everything that makes a run what it is; optimiser and schedule are the paper's."""
+{description}: {trained:,} parameters trained for {steps} steps of {batch_size} x {length} tokens
+({tokens:,} in total).
 
-    model: str = SMOLLM2
-    method: str = "dex"
-    text: list[str] | str = field(default_factory=lambda: ["stdlib"])
-    steps: int = 200
-    batch_size: int = 4
-    length: int = 256
-    lr: float = 1e-4
-    warmup: float = 0.03
-    seed: int = 0
-    heads: str | list[list[int]] = "entropy"
-    share: float = 0.5
-    anneal: int | None = None  # steps; a tenth of the run unless said
-    precision: str = "fp32"  # or bf16, where the machine is faster with it
-    threads: int | None = None
-    calibration: int = 8  # texts
-    held_out: int = 64  # texts
-    questions: int = 40
-    question_length: int = 512
-    needles: int = 8
-    log_every: int = 10
-    checkpoint_every: int = 50
+{table}
 
-    def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise ValueError(f"method: got {self.method!r}, allowed are {', '.join(METHODS)}")
-        if self.precision not in ("bf16", "fp32"):
-            raise ValueError(f"precision: got {self.precision!r}, allowed are bf16, fp32")
-        counts = "steps batch_size length calibration held_out questions needles log_every"
-        for name in (*counts.split(), "checkpoint_every", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}: got {value}, expected at least 1")
-        if not 0 < self.lr < math.inf:
-            raise ValueError(f"lr: got {self.lr}, expected more than 0")
-        if not 0 <= self.warmup < 1:
-            raise ValueError(f"warmup: got {self.warmup}, expected a share of the steps below 1")
-        if self.seed < 0:
-            raise ValueError(f"seed: got {self.seed}, expected 0 or more")
-        if isinstance(self.text, str):
-            object.__setattr__(self, "text", [self.text])
-        _ = self.dex  # for its refusals
+![before and after](change.png)
 
-    @property
-    def dex(self) -> DexConfig:
-        """Return DEX's part."""
-        anneal = self.anneal if self.anneal is not None else max(1, self.steps // 10)
-        return DexConfig(heads=self.heads, share=self.share, anneal=anneal)
+Held-out text: {sequences} sequences of {length} tokens of the same sources, never trained on.
+Needles: {questions} questions in words, {needles} needles in at most {question_length} tokens.
+Intervals are 95%, over sequences or questions; one run says nothing about another seed.
 
-    def digest(self) -> str:
-        """Return a short name of all of it."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+```python
+{imports}from transformers import AutoModelForCausalLM
 
-    @classmethod
-    def of_json(cls, fields: dict[str, Any]) -> "Settings":
-        """Return settings from their stored form."""
-        hints = get_type_hints(cls)
-        return cls(**{name: fitted(name, value, hints[name]) for name, value in fields.items()})
+model = AutoModelForCausalLM.from_pretrained("model")
+```
+"""
 
 
-def settings_of(changes: list[str], **fields: Any) -> Settings:
-    """Return settings from fields, then `name=value` texts; a field that is None is left."""
-    known = [f.name for f in dataclasses.fields(Settings)]
-    found = {name: value for name, value in fields.items() if value is not None}
-    for change in changes:
-        name, equals, value = change.partition("=")
-        if not equals or name not in known:
-            raise ValueError(f"--set: got {change!r}, expected name=value of {', '.join(known)}")
-        found[name] = yaml.safe_load(value)
-    return Settings.of_json(found)
+def unchain_settings(
+    settings: list[str], *, text: list[str] | None = None, **fields: Any
+) -> tuple[Recipe, BeforeAfterOptions]:
+    """Return the built-in recipe `unchain` with changes, and what is measured.
 
+    Args:
+        settings: `name=value` texts: fields of the recipe, or `evaluation.name=value`.
+        text: sources to train on.
+        **fields: of the recipe; None leaves one as it is.
 
-@dataclass(frozen=True)
-class Base:
-    """A pretrained model, its tokenizer, and where they came from."""
+    Raises:
+        ValueError: a name does not exist, or a value is invalid.
 
-    place: str
-    model: PreTrainedModel
-    tokenizer: Any
-
-
-def load_base(name: str) -> Base:
-    """Return a model by the word smollm2, from a folder or by a hub name."""
-    disable_progress_bar()
-    place = locate_model(name)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(place)
-        model = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ValueError(
-            f"{name}: cannot be loaded as a causal model with a tokenizer ({error})"
-        ) from error
-    words = model.get_input_embeddings().num_embeddings
-    if len(tokenizer) > words:
-        raise ValueError(f"{name}: its tokenizer has {len(tokenizer)} tokens, the model {words}")
-    return Base(place, model, tokenizer)
+    """
+    recipe = load_recipe("unchain")
+    changes = {name: value for name, value in fields.items() if value is not None}
+    if text is not None:
+        changes["task_options"] = {**recipe.task_options, "text": text}
+    measured = [s.removeprefix(EVALUATION) for s in settings if s.startswith(EVALUATION)]
+    others = [s for s in settings if not s.startswith(EVALUATION)]
+    options = build("evaluation", BeforeAfterOptions, dict(map(parse_setting, measured)))
+    return apply_settings(recipe.changed(**changes), others), options
 
 
 def unchain_run(
-    settings: Settings,
+    recipe: Recipe,
+    options: BeforeAfterOptions,
     folder: Path,
     *,
     quiet: bool = False,
     keep_model: bool = True,
     shared: Path | None = None,
 ) -> dict[str, Any]:
-    """Do a run, or go on with it, in its folder; return its results.
+    """Measure, train and measure again, or resume that where it was interrupted.
 
-    Runs of one study give a `shared` folder, where the base model's numbers are kept for all.
+    Args:
+        recipe: of the training, with a `start` and the language task.
+        options: how much is measured.
+        folder: of the run.
+        quiet: print nothing.
+        keep_model: keep the trained model, and write plot and card.
+        shared: folder where the runs of one study keep the base model's scores.
+
+    Returns:
+        The results, as stored in results.json.
+
+    Raises:
+        ValueError: the run is impossible, or the folder holds another one.
+        StoppedError: a signal interrupted the training; the same call resumes it.
+
     """
-    _refuse_other_settings(folder, settings)
+    _require_same_settings(folder, recipe, options)
     if (folder / RESULTS).is_file():
         return read_results(folder)
-    guard_bf16()
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    base = load_base(settings.model)
-    check(settings.method, base.model)
-    needles = WordNeedles(base.tokenizer, settings.question_length, settings.needles)
-    train_set = _language(settings, base, "train", settings.steps * settings.batch_size)
-    held_out = _language(settings, base, "test", settings.held_out)
-    texts = _language(settings, base, "validation", settings.calibration)
-    content = _content(base.model, train_set)
-    folder.mkdir(parents=True, exist_ok=True)
+    if recipe.start is None:
+        raise ValueError("start: is not set; unchaining needs a pretrained model")
+    set_up_machine(recipe)
+    base = load_base(recipe.start)
+    needles = WordNeedles(base.tokenizer, options.question_length, options.needles)
+    held_out = _held_out(recipe, base, options.sequences)
+    if not (folder / RECIPE).is_file():
+        create_run(recipe, folder)
     with exclusive_lock(folder / LOCK):
-        _begin(folder, settings, content)
-        _tell(quiet, f"measuring {settings.model} as it is, on {len(held_out)} texts and questions")
-        before = _before(settings, shared or folder, content, base, held_out, needles)
-        set_seed(settings.seed)
-        calibration = torch.stack([texts[i]["input_ids"] for i in range(len(texts))])
-        tuned = prepare(settings.method, base.model, settings.dex, calibration)
-        trained = parameters(tuned.model)
-        _train(settings, folder, tuned.model, train_set, quiet)
-        if tuned.adapter is not None:
-            tuned.adapter.save_pretrained(folder / "adapter")
-        lams = [float(o.lam.now().detach()) for o in operators(tuned.model).values()]
-        plain = tuned.finish()
-        _tell(quiet, "measuring it again")
-        after = measure(plain, held_out, needles, settings.questions)
+        if (folder / RESULTS).is_file():  # another process was faster
+            return read_results(folder)
+        _check_origins(folder, recipe, base, held_out)
+        write_atomic(folder / RECIPE, recipe.as_yaml())  # with what may differ
+        _print(quiet, f"measuring {recipe.start}, on {len(held_out)} sequences and questions")
+        before = _before(recipe, options, folder, shared or folder, base, held_out, needles)
+        del base
+        _train(folder, quiet)
+        _print(quiet, "measuring it after training")
+        plain = load_base(str(folder / "model")).model
         results = {
-            "settings": dataclasses.asdict(settings),
+            "recipe": recipe.as_dict(),
+            "evaluation": asdict(options),
             "environment": environment(),
-            "trained_parameters": trained,
-            "lam": lams,  # by layer, at the end
+            "trained_parameters": read_json(folder / START)["trained_parameters"],
+            "lam": _lambdas(folder),
             "before": before.as_json(),
-            "after": after.as_json(),
+            "after": score_model(plain, held_out, needles, options.questions).as_json(),
         }
         if keep_model:
-            save_whole(plain, folder / "model", base.tokenizer)
-            results["tokens_per_second"] = decoding_speeds([load_base(settings.model).model, plain])
+            results["tokens_per_second"] = decoding_speeds([load_base(recipe.start).model, plain])
             draw_change(results, folder / "change.png")
-            write_unchain_card(folder, results)
-        checkpoints.write_whole(folder / RESULTS, json.dumps(results, indent=1))
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+            write_run_card(folder, recipe, _section(results, held_out.length))
+        write_atomic(folder / RESULTS, json.dumps(results, indent=1))
+        for name in ("checkpoints",) if keep_model else ("checkpoints", "model", "adapter"):
+            shutil.rmtree(folder / name, ignore_errors=True)
     return results
 
 
-def _tell(quiet: bool, what: str) -> None:
-    if not quiet:
-        print(f"antiphase: {what}", file=sys.stderr, flush=True)
-
-
 def read_results(folder: Path) -> dict[str, Any]:
-    """Return what a finished run found."""
-    found = _read_json(folder / RESULTS)
-    if lacking := [name for name in ("settings", "before", "after") if name not in found]:
+    """Return the results of a finished run."""
+    found = read_json(folder / RESULTS)
+    if lacking := [n for n in ("recipe", "evaluation", "before", "after") if n not in found]:
         raise ValueError(
-            f"{folder / RESULTS}: has no {lacking[0]}; delete it, and it is made again"
+            f"{folder / RESULTS}: has no {lacking[0]}; delete the file and run again to measure"
         )
     return found
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: cannot be read ({error})") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: holds a {type(found).__name__}, expected names and values")
-    return found
-
-
-def _refuse_other_settings(folder: Path, settings: Settings) -> None:
-    path, own = folder / SETTINGS, dataclasses.asdict(settings)
-    if not path.is_file():
-        inside = folder.iterdir() if folder.exists() else ()
-        if any(not p.name.startswith(".") for p in inside):
-            raise ValueError(f"{folder}: holds something that is no run (no {SETTINGS} in it)")
+def _require_same_settings(folder: Path, recipe: Recipe, options: BeforeAfterOptions) -> None:
+    if not (folder / RECIPE).is_file():
         return
-    kept = _read_json(path)
-    for name in own:
-        if name not in FREE and kept.get(name) != own[name]:
+    stored = load_recipe(str(folder / RECIPE)).as_dict()
+    own = recipe.as_dict()
+    if (folder / RESULTS).is_file():
+        stored |= {EVALUATION + n: v for n, v in read_results(folder)["evaluation"].items()}
+        own |= {EVALUATION + n: v for n, v in asdict(options).items()}
+    for name, value in own.items():
+        if name not in FREE and stored.get(name) != value:
             raise ValueError(
-                f"{folder}: was begun with {name}={kept.get(name)!r}, not {own[name]!r}; go on "
+                f"{folder}: was started with {name}={stored.get(name)!r}, not {value!r}; resume "
                 "with the same settings, or give another --out"
             )
 
 
-def content_of(settings: Settings) -> str:
-    """Return a name of the weights and the text that settings lead to."""
-    base = load_base(settings.model)
-    return _content(base.model, _language(settings, base, "train", 1))
+def check_study(root: Path, recipe: Recipe) -> None:
+    """Raise if the folder of a study holds runs of other weights or another text."""
+    assert recipe.start is not None
+    base = load_base(recipe.start)
+    held_out = _held_out(recipe, base, 1)
+    root.mkdir(parents=True, exist_ok=True)
+    _check_origins(root, recipe, base, held_out)
 
 
-def _content(model: PreTrainedModel, text: Language) -> str:
-    """Return a name of the weights and the text, which may change under the same names."""
-    digest = hashlib.sha256(str(text.packed.manifest["sha256"]).encode())
-    for t in model.state_dict().values():
-        digest.update(t.contiguous().view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:16]
+def _check_origins(folder: Path, recipe: Recipe, base: BaseModel, data: Language) -> None:
+    check_corpus(folder, recipe, data)
+    check_start(folder, recipe, {"weights": weights_digest(base.model)})
 
 
-def _begin(folder: Path, settings: Settings, content: str) -> None:
-    """Write down what is run; a run that was begun goes on with the same weights and text only."""
-    path = folder / SETTINGS
-    if path.is_file() and _read_json(path).get("content") != content:
-        raise ValueError(
-            f"{folder}: was begun with other weights or another text under the same names; give "
-            "another --out"
-        )
-    own = dataclasses.asdict(settings) | {"content": content}
-    checkpoints.write_whole(path, json.dumps(own, indent=1))
-
-
-def _language(settings: Settings, base: Base, split: str, size: int) -> Language:
-    return Language(
-        split=split,
-        size=size,
-        seed=settings.seed if split == "train" else 0,  # every seed is judged on the same texts
-        length=settings.length,
-        text=settings.text,
-        tokenizer=base.place,
-    )
-
-
-def _before(
-    settings: Settings,
-    folder: Path,
-    content: str,
-    base: Base,
-    held_out: Language,
-    needles: WordNeedles,
-) -> Measured:
-    """Measure the base model, once."""
-    what = [content, settings.length, settings.held_out, settings.questions]
-    what += [settings.question_length, settings.needles]
-    name = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:12]
-    path = folder / f"before-{name}.json"
-    if path.is_file():
-        return Measured.of_json(_read_json(path))
-    found = measure(base.model, held_out, needles, settings.questions)
-    checkpoints.write_whole(path, json.dumps(found.as_json()))
+def _held_out(recipe: Recipe, base: BaseModel, size: int) -> Language:
+    """Return sequences of the test split, the same for every seed."""
+    found = dataset(recipe.changed(seed=0), "test", size, base.location)
+    if not isinstance(found, Language):
+        raise ValueError(f"task: got {recipe.task!r}, expected language")
     return found
 
 
-def _train(
-    settings: Settings, folder: Path, model: PreTrainedModel, data: Language, quiet: bool
-) -> None:
-    speed = Speed(settings.batch_size * settings.length)
-    trainer = SmallPartTrainer(model=model, args=_arguments(settings, folder), train_dataset=data)
-    trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(Metrics(folder, speed))
-    progress = Progress(f"{settings.method}, seed {settings.seed}", settings.steps)
-    if not quiet:
-        trainer.add_callback(progress)
-    stop = Stop(settings.log_every)
-    if threading.current_thread() is threading.main_thread():
-        trainer.add_callback(stop)
-    last, faults = checkpoints.newest(folder / "checkpoints")
-    for name, wrong in faults.items():
-        print(f"antiphase: {folder / 'checkpoints' / name}: {wrong}; set aside", file=sys.stderr)
-    checkpoints.set_aside(folder / "checkpoints", list(faults))
+def _before(
+    recipe: Recipe,
+    options: BeforeAfterOptions,
+    folder: Path,
+    kept_in: Path,
+    base: BaseModel,
+    held_out: Language,
+    needles: WordNeedles,
+) -> ModelScores:
+    """Score the base model, or read the scores if it has been done."""
+    identity = [read_json(folder / START)["weights"], read_json(folder / CORPUS)["sha256"]]
+    name = short_digest([identity, recipe.task_options, asdict(options)])
+    path = kept_in / f"before-{name}.json"
+    if path.is_file():
+        return ModelScores.from_json(read_json(path))
+    scores = score_model(base.model, held_out, needles, options.questions)
+    write_atomic(path, json.dumps(scores.as_json()))
+    return scores
+
+
+def _train(folder: Path, quiet: bool) -> None:
     try:
-        trainer.train(resume_from_checkpoint=str(last) if last else None)
-    finally:
-        stop.release()
-        progress.bar.stop()
-    if trainer.state.global_step < settings.steps:
-        raise StoppedError(
-            f"stopped at step {trainer.state.global_step} of {settings.steps}; the same command "
-            "goes on"
-        )
-    set_step(model, settings.steps)
+        resume(folder, quiet=quiet)
+    except StoppedError as stopped:
+        stopped.advice = "run the same command again to resume"
+        raise
 
 
-def _arguments(settings: Settings, folder: Path) -> TrainingArguments:
-    return TrainingArguments(
-        output_dir=str(folder / "checkpoints"),
-        max_steps=settings.steps,
-        per_device_train_batch_size=settings.batch_size,
-        learning_rate=settings.lr,
-        lr_scheduler_type="cosine",
-        warmup_steps=max(1, round(settings.warmup * settings.steps)),
-        weight_decay=0.0,
-        bf16=settings.precision == "bf16",
-        logging_steps=settings.log_every,
-        save_steps=settings.checkpoint_every,
-        save_total_limit=2,
-        seed=settings.seed,
-        use_cpu=not torch.cuda.is_available(),
-        dataloader_pin_memory=torch.cuda.is_available(),
-        remove_unused_columns=False,
-        report_to="none",
-        disable_tqdm=True,
-        log_level="error",
+def _lambdas(folder: Path) -> list[float]:
+    """Return lam per layer at the end, of an adapter that has it."""
+    path = folder / "adapter" / "adapter_config.json"
+    return list(read_json(path).get("lam", [])) if path.is_file() else []
+
+
+def _section(results: dict[str, Any], length: int) -> str:
+    """Return the section of the run's card with the scores before and after."""
+    recipe = results["recipe"]
+    return SECTION.format(
+        **results["evaluation"],
+        description=METHODS[recipe["method"]].description,
+        trained=results["trained_parameters"],
+        steps=recipe["steps"],
+        batch_size=recipe["batch_size"],
+        length=length,
+        tokens=recipe["steps"] * recipe["batch_size"] * length,
+        table=markdown_table(COLUMNS, result_rows(results)),
+        imports="import antiphase.models  # its class\n" if recipe["method"] == "v2" else "",
     )
+
+
+def _print(quiet: bool, what: str) -> None:
+    if not quiet:
+        print(f"antiphase: {what}", file=sys.stderr, flush=True)

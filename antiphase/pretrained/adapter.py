@@ -1,7 +1,7 @@
-"""A pretrained model with DEX inside: use it like the model itself, save the small part only.
+"""A pretrained model with DEX inside: used like the model itself, saved as a small adapter.
 
-Files and verbs are PEFT's (`adapter_config.json`, `adapter_model.safetensors`), though the method
-is not among PEFT's own, so PEFT does not load it.
+Files and verbs are PEFT's (`adapter_config.json`, `adapter_model.safetensors`). PEFT itself does
+not load the adapter, since DEX is not among its methods.
 """
 
 import json
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from antiphase import __version__
-from antiphase.pretrained.dex import DexConfig, DexOutput, attach, detach, operators, set_step
+from antiphase.pretrained.dex import DexOutput, attach, detach, operators, set_step
+from antiphase.pretrained.dex_config import DexConfig
 from antiphase.pretrained.structure import attention_parts, trainable
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -27,23 +28,32 @@ KIND = "DEX"
 
 
 class UnchainedModel(nn.Module):
-    """The model and its adapter; whatever is not here is the model's own."""
+    """A model with DEX inside; every attribute that is not defined here is the model's own.
+
+    Args:
+        base_model: a Hugging Face model whose attention layers have q_proj, k_proj, v_proj and
+            o_proj; changed in place.
+        config: the options of DEX.
+        calibration: token ids [n, T] on which heads are selected; not needed for `heads="all"` or a
+            list of heads.
+
+    """
 
     def __init__(
         self, base_model: PreTrainedModel, config: DexConfig, calibration: Tensor | None = None
     ) -> None:
         super().__init__()
-        attention_parts(base_model)  # for the refusals
-        self._made_for = identity(base_model)
+        attention_parts(base_model)  # raises for a model that cannot be unchained
+        self._base_identity = identity(base_model)
         heads = attach(base_model, config, calibration)
         self.base_model = base_model
-        self.dex_config = DexConfig(**{**asdict(config), "heads": heads})  # as it turned out
-        self._clock: list[int] = []  # versions of a trained tensor while the step stays 0
+        self.dex_config = DexConfig(**{**asdict(config), "heads": heads})  # as selected
+        self._versions: list[int] = []  # of a trained tensor, while the step is still 0
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the model returns."""
+        """Return the model's output."""
         if self.training and torch.is_grad_enabled():
-            self._watch_the_step()
+            self._warn_unless_steps_are_counted()
         return self.base_model(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -54,7 +64,7 @@ class UnchainedModel(nn.Module):
 
     @property
     def step(self) -> int:
-        """Return the optimiser steps that lam(t) counts."""
+        """Return the number of optimiser steps on which lam(t) depends."""
         return int(self._operators()[0].lam.step)
 
     @step.setter
@@ -63,66 +73,77 @@ class UnchainedModel(nn.Module):
             raise ValueError(f"step: got {value}, expected 0 or more")
         set_step(self, value)
 
+    @property
+    def lambdas(self) -> list[float]:
+        """Return lam at the current step, per layer."""
+        return [float(operator.lam.value().detach()) for operator in self._operators()]
+
     def _operators(self) -> list[DexOutput]:
         found = list(operators(self.base_model).values())
         if not found:
-            raise ValueError("this model was folded; its adapter is no more")
+            raise ValueError("this model was folded and has no adapter any more")
         return found
 
-    def _watch_the_step(self) -> None:
-        """Warn once if the optimiser goes on while nobody counts: lam would stay 0 for good."""
+    def _warn_unless_steps_are_counted(self) -> None:
+        """Warn once if the optimiser makes steps while `step` stays 0: lam would never grow."""
         first = self._operators()[0]
-        if len(self._clock) > 2 or int(first.lam.step):
+        if len(self._versions) > 2 or int(first.lam.step):
             return
         version = first.W_D._version
-        if not self._clock or self._clock[-1] != version:
-            self._clock.append(version)
-        if len(self._clock) > 2:
+        if not self._versions or self._versions[-1] != version:
+            self._versions.append(version)
+        if len(self._versions) > 2:
             warnings.warn(
                 "DEX: the optimiser has made steps and model.step is still 0, so lam stays 0; set "
-                "model.step in each, or use antiphase.training.SmallPartTrainer",
+                "model.step in each, or use antiphase.training.AdapterTrainer",
                 stacklevel=3,
             )
 
-    def small_part(self) -> dict[str, Tensor]:
-        """Return everything that is not the base model's: what was trained, and the operations."""
+    def adapter_state(self) -> dict[str, Tensor]:
+        """Return the tensors that differ from the base model's: the trained ones and DEX's own."""
         self._operators()
         state = self.base_model.state_dict()
         names = set(trainable(self.base_model))
-        for place in operators(self.base_model):
-            attention = place.rpartition(".")[0]
-            own = [f"{place}.W_D", f"{place}.lam.learn"]
+        for name in operators(self.base_model):
+            attention = name.rpartition(".")[0]
+            own = [f"{name}.W_D", f"{name}.lam.learn"]
             if self.dex_config.train == "kvo":
-                own += [f"{attention}.k_proj.", f"{attention}.v_proj.", f"{place}.base_layer."]
-            names |= {name for name in state if name.startswith(tuple(own))}
+                own += [f"{attention}.k_proj.", f"{attention}.v_proj.", f"{name}.base_layer."]
+            names |= {key for key in state if key.startswith(tuple(own))}
         return {PREFIX + name: state[name].contiguous() for name in sorted(names)}
 
     def print_trainable_parameters(self) -> None:
-        """Print how much is trained."""
-        few = sum(p.numel() for p in trainable(self.base_model).values())
-        every = self.base_model.num_parameters()
-        print(f"trainable: {few:,} of {every:,} ({few / every:.2%})")
+        """Print the number of trained parameters and their fraction."""
+        trained = sum(p.numel() for p in trainable(self.base_model).values())
+        total = self.base_model.num_parameters()
+        print(f"trainable: {trained:,} of {total:,} ({trained / total:.2%})")
 
     def save_pretrained(self, folder: str | Path, **_: Any) -> None:
-        """Write the adapter, into a folder of its own."""
+        """Write the adapter into a folder of its own.
+
+        Raises:
+            ValueError: the folder holds a model.
+
+        """
         folder = Path(folder)
-        AdapterConfig.refuse_other(folder)
+        AdapterConfig.reject_model_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
         about = {
             "peft_type": KIND,
             "base_model_name_or_path": getattr(self.base_model.config, "_name_or_path", "") or None,
-            "base": self._made_for,
+            "base": self._base_identity,
             "antiphase_version": __version__,
             "step": self.step,
+            "lam": self.lambdas,  # per layer, for readers of the file
             "dex": asdict(self.dex_config),
         }
-        save_file(self.small_part(), folder / WEIGHTS, metadata={"format": "pt"})
+        save_file(self.adapter_state(), folder / WEIGHTS, metadata={"format": "pt"})
         (folder / CONFIG).write_text(json.dumps(about, indent=1), encoding="utf-8")
         # so that transformers' Auto classes stop here, and not in PEFT's list of methods
-        AdapterConfig.announce(folder)
+        AdapterConfig.write(folder)
 
     def push_to_hub(self, *_: Any, **__: Any) -> None:
-        """Refuse: the base model would be pushed, in a form that nobody can load."""
+        """Raise: the base model would be pushed, in a form that cannot be loaded."""
         raise ValueError(
             "push the adapter's folder (save_pretrained, then huggingface_hub.upload_folder), or "
             "the folded model (fold(model).push_to_hub)"
@@ -130,42 +151,70 @@ class UnchainedModel(nn.Module):
 
     @classmethod
     def from_pretrained(cls, base_model: PreTrainedModel, folder: str | Path) -> "UnchainedModel":
-        """Put a saved adapter into its base model, which is not touched if it does not fit."""
+        """Load a saved adapter into its base model.
+
+        Args:
+            base_model: the model that the adapter was trained on; changed in place, but not if the
+                adapter does not fit.
+            folder: of the adapter.
+
+        Raises:
+            ValueError: the folder holds no DEX adapter, or one of another base model.
+
+        """
         about, state = _read(Path(folder))
         try:
-            config, step, made_for = DexConfig(**about["dex"]), int(about["step"]), about["base"]
+            config, step = DexConfig(**_current_names(about["dex"])), int(about["step"])
             if isinstance(config.heads, str):
                 raise ValueError(f"heads: got {config.heads!r}, expected lists")
-            _refuse_other_base(base_model, state, made_for, config)
+            _reject_other_base(base_model, state, about["base"], config)
         except (KeyError, TypeError) as error:
             raise ValueError(f"{Path(folder) / CONFIG}: is no DEX adapter's ({error})") from error
         model = cls(base_model, config)
         own = base_model.state_dict()
         with torch.no_grad():
-            for name, t in state.items():
-                own[name.removeprefix(PREFIX)].copy_(t)
+            for name, saved in state.items():
+                own[name.removeprefix(PREFIX)].copy_(saved)
         model.step = step
         return model
 
     def merge_and_unload(self) -> PreTrainedModel:
-        """Return the plain model: PEFT's word for `fold`."""
+        """Return the plain model: PEFT's name for `fold`."""
         return fold(self)
 
 
 def unchain(
     model: PreTrainedModel, config: DexConfig | None = None, *, calibration: Tensor | None = None
 ) -> UnchainedModel:
-    """Return the model with DEX inside, in place; its logits are the same until it is trained.
+    """Put DEX into a model, in place; its logits are the same until it is trained.
 
-    `calibration`: token ids [n, T] of texts on which heads are selected.
+    Args:
+        model: a Hugging Face model whose attention layers have q_proj, k_proj, v_proj and o_proj.
+        config: the options of DEX.
+        calibration: token ids [n, T] on which heads are selected by entropy or importance.
+
+    Returns:
+        The model with DEX inside.
+
+    Raises:
+        ValueError: the model cannot be unchained, or calibration is missing; says why.
+
     """
     return UnchainedModel(model, config or DexConfig(), calibration)
 
 
 def fold(model: Any) -> PreTrainedModel:
-    """Return the plain model of its own class, with the operations inside its W_O.
+    """Fold DEX into W_O, in place: the unchained model must not be used afterwards.
 
-    In place: the unchained model is not to be used any more.
+    Args:
+        model: an unchained model, its base model, or either of them compiled.
+
+    Returns:
+        The plain model of its own class, with the same function.
+
+    Raises:
+        ValueError: the model is not unchained.
+
     """
     inner = getattr(model, "_orig_mod", model)  # of torch.compile
     inner = inner.base_model if isinstance(inner, UnchainedModel) else inner
@@ -176,15 +225,20 @@ def fold(model: Any) -> PreTrainedModel:
 
 
 def identity(model: PreTrainedModel) -> dict[str, Any]:
-    """Return what tells a base model from another: class, sizes, and a few weights."""
+    """Return what distinguishes a base model from others: class, sizes and a few weights."""
     config = model.config.get_text_config()
     sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    first = next(t for name, t in model.state_dict().items() if name.endswith("q_proj.weight"))
+    first = next(w for name, w in model.state_dict().items() if name.endswith("q_proj.weight"))
     return {
         "class": type(model).__name__,
         **{name: getattr(config, name, None) for name in sizes},
         "q_proj": [round(float(x), 4) for x in first.flatten()[:8]],
     }
+
+
+def _current_names(options: dict[str, Any]) -> dict[str, Any]:
+    """Return an adapter's options; `fraction` was called `share` in files of version 0.1."""
+    return {{"share": "fraction"}.get(name, name): value for name, value in options.items()}
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -199,30 +253,30 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return about, state
 
 
-def _refuse_other_base(
-    model: PreTrainedModel, state: dict[str, Tensor], made_for: dict[str, Any], config: DexConfig
+def _reject_other_base(
+    model: PreTrainedModel, state: dict[str, Tensor], base: dict[str, Any], config: DexConfig
 ) -> None:
-    """Compare everything the adapter holds with the model, before that is touched."""
+    """Compare everything the adapter holds with the model, before the model is changed."""
     parts, kind = attention_parts(model), type(model).__name__
-    own = {PREFIX + name: tuple(t.shape) for name, t in model.state_dict().items()}
+    shapes = {PREFIX + name: tuple(w.shape) for name, w in model.state_dict().items()}
     needed = set()
     for part in parts:
-        place = f"{PREFIX}{part.name}.o_proj"
-        mine = {f"{place}.W_D": (part.head_dim, part.head_dim), f"{place}.lam.learn": ()}
-        own |= mine
-        needed |= set(mine)
+        o_proj = f"{PREFIX}{part.name}.o_proj"
+        added = {f"{o_proj}.W_D": (part.head_dim, part.head_dim), f"{o_proj}.lam.learn": ()}
+        shapes |= added
+        needed |= set(added)
         if config.train == "kvo":
             needed |= {f"{PREFIX}{part.name}.{p}_proj.weight" for p in "kv"}
-            needed.add(f"{place}.base_layer.weight")
-    for name, t in state.items():
-        here = own.get(name.replace(".o_proj.base_layer.", ".o_proj."), "no such weight")
-        if here != tuple(t.shape):
+            needed.add(f"{o_proj}.base_layer.weight")
+    for name, saved in state.items():
+        here = shapes.get(name.replace(".o_proj.base_layer.", ".o_proj."), "no such weight")
+        if here != tuple(saved.shape):
             raise ValueError(
-                f"adapter: its {name.removeprefix(PREFIX)} has shape {tuple(t.shape)} (of a "
-                f"{made_for['class']}), this {kind} has {here}"
+                f"adapter: its {name.removeprefix(PREFIX)} has shape {tuple(saved.shape)} (of a "
+                f"{base['class']}), this {kind} has {here}"
             )
     for name, here in identity(model).items():
-        there = made_for[name]
+        there = base[name]
         near = name == "q_proj" and np.allclose(here, there, rtol=0.02, atol=2e-3)
         if here != there and not near:
             raise ValueError(f"adapter: was made for a base whose {name} is {there}, here {here}")
@@ -233,13 +287,13 @@ def _refuse_other_base(
 
 
 class AdapterConfig(PreTrainedConfig):
-    """What an adapter's folder says to transformers: that it is no model by itself."""
+    """The config.json of an adapter's folder: tells transformers that this is no model."""
 
     model_type = "antiphase-dex-adapter"
 
     @classmethod
-    def refuse_other(cls, folder: Path) -> None:
-        """Refuse a folder that holds a model."""
+    def reject_model_folder(cls, folder: Path) -> None:
+        """Raise if the folder holds a model's config.json."""
         path = folder / "config.json"
         if path.is_file() and cls.model_type not in path.read_text(encoding="utf-8"):
             raise ValueError(
@@ -247,14 +301,14 @@ class AdapterConfig(PreTrainedConfig):
             )
 
     @classmethod
-    def announce(cls, folder: Path) -> None:
-        """Write the few words."""
-        words = {"model_type": cls.model_type, "transformers_version": None}
-        (folder / "config.json").write_text(json.dumps(words), encoding="utf-8")
+    def write(cls, folder: Path) -> None:
+        """Write config.json."""
+        fields = {"model_type": cls.model_type, "transformers_version": None}
+        (folder / "config.json").write_text(json.dumps(fields), encoding="utf-8")
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Refuse, and say how an adapter is loaded."""
+        """Raise, and say how an adapter is loaded."""
         raise ValueError(
             "this folder holds a DEX adapter, not a model: load its base model, then "
             "antiphase.pretrained.UnchainedModel.from_pretrained(base, folder)"

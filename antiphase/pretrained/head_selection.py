@@ -1,4 +1,4 @@
-"""Which heads of a pretrained model to change: those that look everywhere, or matter least."""
+"""Scores for selecting heads of a pretrained model: attention entropy, and effect on the loss."""
 
 import torch
 from torch import Tensor
@@ -7,36 +7,47 @@ from transformers import PreTrainedModel
 from antiphase.models.attention_hooks import AttentionCall, attention_hook
 from antiphase.pretrained.structure import AttentionPart
 
-ROWS = 64  # of a map that are held at once
+ROWS = 64  # of an attention map that are held in memory at once
 
 
 @torch.no_grad()
-def head_entropy(model: PreTrainedModel, texts: Tensor) -> list[Tensor]:
-    """Return each head's attention entropy in nats, the mean over all rows of texts [n, T].
+def head_entropy(model: PreTrainedModel, sequences: Tensor) -> list[Tensor]:
+    """Return the attention entropy per head.
 
-    Streamed: a few rows of one text's maps at a time.
+    Streamed through the model's own attention: a few rows of one sequence's maps at a time.
+
+    Args:
+        model: a model that calls transformers' attention interface.
+        sequences: token ids [n, T].
+
+    Returns:
+        One tensor [h] per layer: the mean over all rows and sequences, in nats.
+
+    Raises:
+        ValueError: the model does not call transformers' attention interface.
+
     """
     totals: list[Tensor] = []
     training = model.training
     model.eval()
     try:
-        for text in texts.to(model.device).split(1):
+        for sequence in sequences.to(model.device).split(1):
             layers: list[Tensor] = []
             with attention_hook(model, lambda call, kept=layers: kept.append(_entropy(call))):  # type: ignore[misc]
-                model(input_ids=text, use_cache=False)
+                model(input_ids=sequence, use_cache=False)
             totals = [a + b for a, b in zip(totals, layers, strict=True)] if totals else layers
     finally:
         model.train(training)
     if not totals:
         raise ValueError(
-            f"{type(model).__name__}: does not go through transformers' attention interface, so "
-            "its heads' entropy cannot be seen; give the heads"
+            f"{type(model).__name__}: does not call transformers' attention interface, so the "
+            "entropy of its heads cannot be measured; list the heads"
         )
-    return [total / len(texts) for total in totals]
+    return [total / len(sequences) for total in totals]
 
 
 def _entropy(call: AttentionCall) -> Tensor:
-    """Return the mean entropy of a layer's rows, [h], for one text."""
+    """Return the mean entropy of a layer's rows, [h], for one sequence."""
     T = call.q.shape[2]
     total = torch.zeros(call.q.shape[1], dtype=torch.float64)
     for rows in torch.arange(T, device=call.q.device).split(ROWS):
@@ -46,11 +57,18 @@ def _entropy(call: AttentionCall) -> Tensor:
 
 
 def head_importance(
-    model: PreTrainedModel, parts: list[AttentionPart], texts: Tensor
+    model: PreTrainedModel, parts: list[AttentionPart], sequences: Tensor
 ) -> list[Tensor]:
-    """Return how steeply the loss changes as each head's output is scaled, [h] by layer.
+    """Return how strongly the loss depends on the scale of each head's output.
 
-    The absolute slope on a text, the mean over texts.
+    Args:
+        model: a causal language model.
+        parts: its attention, per layer.
+        sequences: token ids [n, T].
+
+    Returns:
+        One tensor [h] per layer: |d loss / d scale|, the mean over sequences.
+
     """
     gates = [torch.ones(part.heads, 1, device=model.device, requires_grad=True) for part in parts]
     totals = [torch.zeros(part.heads, dtype=torch.float64) for part in parts]
@@ -65,21 +83,25 @@ def head_importance(
     training = model.training
     model.eval()
     try:
-        for text in texts.to(model.device).split(1):
-            loss = model(input_ids=text, labels=text, use_cache=False).loss
+        for sequence in sequences.to(model.device).split(1):
+            loss = model(input_ids=sequence, labels=sequence, use_cache=False).loss
             slopes = torch.autograd.grad(loss, gates)
-            totals = [t + s[:, 0].abs().double().cpu() for t, s in zip(totals, slopes, strict=True)]
+            for total, slope in zip(totals, slopes, strict=True):
+                total += slope[:, 0].abs().double().cpu()
     finally:
         model.train(training)
         for hook in hooks:
             hook.remove()
-    return [total / len(texts) for total in totals]
+    return [total / len(sequences) for total in totals]
 
 
-def most(scores: list[Tensor], share: float) -> list[list[int]]:
-    """Return that share of each layer's heads with the highest scores; of equal ones, the first."""
+def top_heads(scores: list[Tensor], fraction: float) -> list[list[int]]:
+    """Return that fraction of each layer's heads with the highest scores; at least one.
+
+    Of equal scores, the first heads are taken.
+    """
     chosen = []
     for score in scores:
         order = torch.sort(score, descending=True, stable=True).indices
-        chosen.append(sorted(order[: max(1, round(share * len(score)))].tolist()))
+        chosen.append(sorted(order[: max(1, round(fraction * len(score)))].tolist()))
     return chosen

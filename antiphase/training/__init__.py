@@ -1,23 +1,41 @@
-"""Training: recipes and runs on the Hugging Face Trainer."""
+"""Training: recipes and runs on the Hugging Face Trainer.
+
+Names are resolved on first use, so that listing the recipes imports neither torch nor transformers.
+"""
 
 from typing import TYPE_CHECKING
 
 from antiphase.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
-    from antiphase.training.adapter_trainer import SmallPartTrainer
+    from antiphase.training.adapter_trainer import AdapterTrainer
+    from antiphase.training.callbacks import read_metrics
+    from antiphase.training.provenance import environment
     from antiphase.training.recipe import Recipe, built_in, load_recipe
-    from antiphase.training.run import resume, train
+    from antiphase.training.run import create_run, resume, train
 
-__all__ = ["Recipe", "SmallPartTrainer", "built_in", "load_recipe", "resume", "train"]
+__all__ = [
+    "AdapterTrainer",
+    "Recipe",
+    "built_in",
+    "create_run",
+    "environment",
+    "load_recipe",
+    "read_metrics",
+    "resume",
+    "train",
+]
 
 __getattr__ = lazy_names(
     __name__,
     {
+        "AdapterTrainer": "adapter_trainer",
         "Recipe": "recipe",
-        "SmallPartTrainer": "adapter_trainer",
         "built_in": "recipe",
+        "create_run": "run",
+        "environment": "provenance",
         "load_recipe": "recipe",
+        "read_metrics": "callbacks",
         "resume": "run",
         "train": "run",
     },

@@ -1,9 +1,8 @@
-"""What is written down while a run goes: metrics, lambdas, speed, held-out scores, maps."""
+"""What a run records while it trains: metrics, lam, speed, held-out scores, maps, weights."""
 
 import contextlib
 import json
 import math
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +13,9 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from antiphase.attention.parts import Lambda
-from antiphase.training.checkpoints import write_whole
+from antiphase.models import AntiphaseForCausalLM
+from antiphase.pretrained.dex import operators
+from antiphase.training.checkpoints import save_model_atomic, write_atomic
 from antiphase.training.recipe import Recipe
 
 TIMED = ("tokens_per_second",)  # differ between runs that are otherwise the same
@@ -22,32 +23,37 @@ METRICS = "metrics.jsonl"
 
 
 class Speed:
-    """Tokens a second of training, what is done between its steps left out."""
+    """Tokens per second of training; what is done between its steps does not count.
+
+    Args:
+        tokens: per optimiser step.
+
+    """
 
     def __init__(self, tokens: int) -> None:
-        self.tokens = tokens  # of a step
+        self.tokens = tokens
         self._clock, self._step = time.perf_counter(), 0
 
     def start(self, step: int) -> None:
-        """Count from here."""
+        """Count from this step."""
         self._clock, self._step = time.perf_counter(), step
 
     def since(self, step: int) -> dict[str, float]:
-        """Return the speed since the last time, and count from here."""
+        """Return the speed since the last call, and count from this step."""
         steps, seconds = step - self._step, time.perf_counter() - self._clock
         self.start(step)
         return {"tokens_per_second": steps * self.tokens / seconds} if steps else {}
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Do not count what is done inside."""
+        """Do not count the time spent inside."""
         before = time.perf_counter()
         yield
         self._clock += time.perf_counter() - before
 
 
 class Metrics(TrainerCallback):
-    """Write every number that is logged to metrics.jsonl."""
+    """Write everything that is logged to metrics.jsonl, one line per log."""
 
     def __init__(self, folder: Path, speed: Speed) -> None:
         self.path, self.speed = folder / METRICS, speed
@@ -55,10 +61,10 @@ class Metrics(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Drop what a killed run wrote after the checkpoint that this one goes on from."""
+        """Drop what a killed run wrote after the checkpoint that this one resumes from."""
         self.speed.start(state.global_step)
         if state.is_world_process_zero:
-            keep_until(self.path, state.global_step)
+            truncate_metrics(self.path, state.global_step)
 
     def on_log(
         self,
@@ -68,10 +74,10 @@ class Metrics(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Write one line; a number that is not finite (a skipped step's loss) is left out."""
+        """Write one line; values that are not finite (a skipped step's loss) are left out."""
         if not state.is_world_process_zero or logs is None or "train_runtime" in logs:
             return
-        step = logs.get("at_step", state.global_step)  # a skipped step is told before it is counted
+        step = logs.get("at_step", state.global_step)  # a skip is logged before its step is counted
         kept = {
             name: value
             for name, value in logs.items()
@@ -83,7 +89,7 @@ class Metrics(TrainerCallback):
 
 
 class Evaluations(TrainerCallback):
-    """Score the model on held-out examples every so many steps, and at the end."""
+    """Score the model on held-out examples every `evaluate_every` steps, and at the end."""
 
     def __init__(
         self,
@@ -111,11 +117,11 @@ class Evaluations(TrainerCallback):
             scores = self.score(model)
         due = control.should_log
         self.log({f"held_out_{name}": value for name, value in scores.items()})
-        control.should_log = due  # logging takes it for its own
+        control.should_log = due  # our log must not count as the one that is due
 
 
 class Snapshots(TrainerCallback):
-    """Keep the maps of a few held-out texts at chosen steps, for the lab."""
+    """Keep the attention maps of a few held-out sequences at chosen steps."""
 
     def __init__(self, recipe: Recipe, folder: Path, speed: Speed, ids: torch.Tensor) -> None:
         self.recipe, self.folder, self.speed = recipe, folder / "snapshots", speed
@@ -132,9 +138,9 @@ class Snapshots(TrainerCallback):
         """Write the maps of every layer as one compressed file."""
         if state.global_step in self.recipe.snapshots and state.is_world_process_zero:
             with self.speed.pause():
-                self._keep(model, state.global_step)
+                self._save(model, state.global_step)
 
-    def _keep(self, model: Any, step: int) -> None:
+    def _save(self, model: Any, step: int) -> None:
         training = model.training
         model.eval()
         with torch.no_grad():
@@ -146,7 +152,7 @@ class Snapshots(TrainerCallback):
 
 
 class Milestones(TrainerCallback):
-    """Keep the weights of chosen steps, each a model to load."""
+    """Keep the weights of chosen steps, each as a model to load."""
 
     def __init__(self, recipe: Recipe, folder: Path, speed: Speed) -> None:
         self.recipe, self.folder, self.speed = recipe, folder / "milestones", speed
@@ -154,46 +160,46 @@ class Milestones(TrainerCallback):
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
     ) -> None:
-        """Keep the start, if asked for."""
-        self._keep(state, model)
+        """Keep the initial weights, if requested."""
+        self._save(state, model)
 
     def on_step_end(
         self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
     ) -> None:
-        """Keep this step, if asked for."""
-        self._keep(state, model)
+        """Keep the weights of this step, if requested."""
+        self._save(state, model)
 
-    def _keep(self, state: TrainerState, model: Any) -> None:
+    def _save(self, state: TrainerState, model: Any) -> None:
         step = state.global_step
         if step in self.recipe.milestones and state.is_world_process_zero:
             with self.speed.pause():
-                save_whole(model, self.folder / f"step{step}")
+                save_model_atomic(model, self.folder / f"step{step}")
 
 
-def save_whole(model: Any, folder: Path, tokenizer: Any = None) -> None:
-    """Save a model, with its tokenizer if it has one, all or nothing."""
-    draft = folder.with_name(f"{folder.name}.draft")
-    shutil.rmtree(draft, ignore_errors=True)
-    model.save_pretrained(draft)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(draft)
-    shutil.rmtree(folder, ignore_errors=True)
-    draft.rename(folder)
-
-
+@torch.no_grad()
 def lambdas(model: Any) -> dict[str, float]:
-    """Return lam of each layer that has one number for it."""
+    """Return lam per layer, where it is a scalar: of differential attention, or of DEX."""
+    if not isinstance(model, AntiphaseForCausalLM):
+        dex = enumerate(operators(model).values())
+        return {f"lam_{i}": float(operator.lam.value()) for i, operator in dex}
     found = {}
     for i, layer in enumerate(model.model.attention_layers):
         lam = getattr(layer, "lam", None)
         if isinstance(lam, Lambda):
-            with torch.no_grad():
-                found[f"lam_{i}"] = float(lam(next(model.parameters())))
+            found[f"lam_{i}"] = float(lam(next(model.parameters())))
     return found
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of a run's metrics; one that was cut off or spoilt is left out."""
+    """Return the lines of a run's metrics; damaged ones are left out.
+
+    Args:
+        folder: of the run.
+
+    Returns:
+        One dictionary per log, each with `step`; empty if the run has logged nothing.
+
+    """
     path = folder / METRICS
     lines = []
     for text in (
@@ -208,7 +214,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def keep_until(path: Path, step: int) -> None:
+def truncate_metrics(path: Path, step: int) -> None:
     """Drop the lines after a step."""
     kept = [line for line in read_metrics(path.parent) if line["step"] <= step]
-    write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
+    write_atomic(path, "".join(json.dumps(line) + "\n" for line in kept))

@@ -1,4 +1,4 @@
-"""When training goes wrong: what happened, at which step, on which examples, in which layer."""
+"""Divergence: losses that are not finite and gradient spikes, by step, examples and layer."""
 
 import math
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 
 @dataclass
-class TroubleError(Exception):
-    """A loss that is not finite, or a spike of the gradient."""
+class DivergenceError(Exception):
+    """A loss that is not finite, or a spike of the gradient norm."""
 
     what: str
     step: int
@@ -21,19 +21,24 @@ class TroubleError(Exception):
         first, last = self.examples.start, self.examples.stop - 1
         return (
             f"step {self.step}: {self.what}, first in {self.layer}, on examples {first} to {last}; "
-            "lower lr, raise warmup, or set on_trouble=skip"
+            "lower lr, raise warmup, or set on_divergence=skip"
         )
 
 
-class Spikes:
-    """The running mean of the gradient's norm, to tell a spike from."""
+class SpikeDetector:
+    """The running mean of the gradient norm, and norms that are far above it.
+
+    Args:
+        threshold: a norm above this many times the running mean is a spike; None: nothing is.
+
+    """
 
     def __init__(self, threshold: float | None) -> None:
         self.threshold = threshold
         self.mean: float | None = None
 
-    def see(self, norm: float) -> str | None:
-        """Return what is wrong with a norm far above the mean; one that is not moves the mean."""
+    def check(self, norm: float) -> str | None:
+        """Return a description of a spike; a norm that is none updates the mean."""
         if self.threshold is None:
             return None
         if self.mean is not None and norm > self.threshold * self.mean:
@@ -51,7 +56,7 @@ def first_layer_not_finite(model: nn.Module, inputs: dict[str, Tensor]) -> str:
             return f"{name} (a parameter)"
     found: list[str] = []
 
-    def watch(name: str) -> Any:
+    def record(name: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             first = output[0] if isinstance(output, tuple) else output
             if isinstance(first, Tensor) and not torch.isfinite(first).all():
@@ -59,7 +64,7 @@ def first_layer_not_finite(model: nn.Module, inputs: dict[str, Tensor]) -> str:
 
         return hook
 
-    hooks = [m.register_forward_hook(watch(n)) for n, m in model.named_modules() if n]
+    hooks = [m.register_forward_hook(record(n)) for n, m in model.named_modules() if n]
     try:
         with torch.no_grad():
             model(**inputs, use_cache=False)
@@ -69,8 +74,8 @@ def first_layer_not_finite(model: nn.Module, inputs: dict[str, Tensor]) -> str:
     return found[0] if found else "the loss"
 
 
-def steepest_layer(model: nn.Module) -> str:
-    """Return the parameter with the largest gradient, or the first that is not finite."""
+def largest_gradient(model: nn.Module) -> str:
+    """Return the parameter with the largest gradient norm, or the first that is not finite."""
     norms = {n: float(p.grad.norm()) for n, p in model.named_parameters() if p.grad is not None}
     broken = [name for name, norm in norms.items() if not math.isfinite(norm)]
     return broken[0] if broken else max(norms, key=lambda name: norms[name])

@@ -1,4 +1,4 @@
-"""A line on the terminal that says where a run is, how fast it goes and when it ends."""
+"""A progress bar on the terminal: steps done, time left, latest loss, score and speed."""
 
 from typing import Any
 
@@ -6,9 +6,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+SHOWN = {
+    "loss": "loss",
+    "held-out loss": "held_out_loss",
+    "accuracy": "held_out_accuracy",
+    "tokens/s": "tokens_per_second",
+}
+
 
 class Progress(TrainerCallback):
-    """A bar with loss, accuracy and time left."""
+    """A bar with loss, accuracy, speed and time left."""
 
     def __init__(self, title: str, steps: int) -> None:
         self.title, self.steps = title, steps
@@ -24,7 +31,7 @@ class Progress(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Show the bar, from where the run goes on."""
+        """Show the bar, at the step from which the run starts or resumes."""
         self.bar.start()
         self.line = self.bar.add_task(
             self.title, total=self.steps, completed=state.global_step, now=""
@@ -33,7 +40,7 @@ class Progress(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Move it on."""
+        """Advance the bar."""
         self.bar.update(self.line, completed=state.global_step)
 
     def on_log(
@@ -44,23 +51,15 @@ class Progress(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Say the newest loss and score."""
+        """Show the latest loss and scores."""
         self._latest |= logs or {}
-        words = [
-            f"{name} {self._latest[key]:.4g}" for name, key in _SHOWN.items() if key in self._latest
+        shown = [
+            f"{name} {self._latest[key]:.4g}" for name, key in SHOWN.items() if key in self._latest
         ]
-        self.bar.update(self.line, now=", ".join(words))
+        self.bar.update(self.line, now=", ".join(shown))
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Leave the last line standing."""
+        """Leave the last line on the terminal."""
         self.bar.stop()
-
-
-_SHOWN = {
-    "loss": "loss",
-    "held-out loss": "held_out_loss",
-    "accuracy": "held_out_accuracy",
-    "tokens/s": "tokens_per_second",
-}

@@ -1,4 +1,4 @@
-"""A penalty on the rank of the noise: the question that the analysis of V1 ends with."""
+"""A penalty on the effective rank of the noise map, which the analysis of V1 proposes."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,28 +9,37 @@ from torch import Tensor, nn
 from antiphase.attention.heads import Inputs
 from antiphase.ops.rank import effective_rank, lower_left
 
-TEXTS = 4  # of a batch, whose maps are written down
+SEQUENCES = 4  # of a batch, whose attention maps are computed in full
 
 
 @contextlib.contextmanager
 def noise_ranks(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect the mean effective rank of each layer's noise map, with gradients, during a pass."""
-    found: list[Tensor] = []
+    """Collect the mean effective rank of the noise map per layer during a forward pass.
 
-    def look(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        x = args[0][:TEXTS]
+    Args:
+        model: an Antiphase model whose mechanism has a noise map.
+
+    Yields:
+        A list that the pass fills with one scalar per layer, with gradients.
+
+    """
+    ranks: list[Tensor] = []
+
+    def record(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = args[0][:SEQUENCES]
         rotary = {
-            w: (c[: len(x)], s[: len(x)]) for w, (c, s) in (kwargs.get("rotary") or {}).items()
+            width: (cos[: len(x)], sin[: len(x)])
+            for width, (cos, sin) in (kwargs.get("rotary") or {}).items()
         }
         maps = layer.maps(layer.project(Inputs(x, x, rotary, rotary, None)), causal=True, mask=None)
         if "noise" not in maps:
             raise ValueError(f"rank_penalty: {layer.name} has no noise map; set it to 0")
-        found.append(effective_rank(lower_left(maps["noise"].float())).mean())
+        ranks.append(effective_rank(lower_left(maps["noise"].float())).mean())
 
     layers: Any = model.model.attention_layers  # type: ignore[union-attr]
-    hooks = [layer.register_forward_pre_hook(look, with_kwargs=True) for layer in layers]
+    hooks = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in layers]
     try:
-        yield found
+        yield ranks
     finally:
         for hook in hooks:
             hook.remove()

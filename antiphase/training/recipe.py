@@ -1,12 +1,10 @@
-"""A recipe: everything that makes a training run what it is, as plain fields.
+"""A recipe: everything that decides the outcome of a training run, as plain fields.
 
 A YAML file with comments, or Python. Every field can be set on the command line, and the resolved
 recipe is stored with the run.
 """
 
 import dataclasses
-import hashlib
-import json
 import math
 from dataclasses import dataclass, field
 from importlib import resources
@@ -16,63 +14,93 @@ from typing import Any, get_type_hints
 import yaml
 
 from antiphase.options import fitted
+from antiphase.pretrained.methods import method_options
+from antiphase.training.digests import short_digest
 
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
 PRECISIONS = ("fp32", "bf16")
 POLICIES = ("stop", "skip")
+RENAMED = {"on_trouble": "on_divergence"}  # old names in the recipe.yaml of existing runs
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The fields of a run, with the paper's optimiser as the default."""
+    """The fields of a run, with the paper's optimiser as the default.
 
-    # model
+    A run trains a new model (`size`, `attention`, `attention_options`, `model`), or a pretrained
+    one (`start`, `method`, `method_options`).
+    """
+
+    # a new model
     size: str = "nano"
     attention: str = "diff_v1"
     attention_options: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)  # any other field of the config
+    # or a pretrained one
+    start: str | None = None  # smollm2, a model folder, a run folder or a hub name
+    method: str | None = None  # how it is trained (pretrained.METHODS); with a start, default full
+    method_options: dict[str, Any] = field(default_factory=dict)
     # task
     task: str = "needle"
     task_options: dict[str, Any] = field(default_factory=dict)
     # length of the run
     steps: int = 500
-    batch_size: int = 32  # texts a step, over all processes
-    accumulate: int = 1  # parts that a step's batch is cut into
+    batch_size: int = 32  # sequences per optimiser step, over all processes
+    accumulate: int = 1  # gradient accumulation: micro-batches per optimiser step
     seed: int = 0
-    # optimiser
-    lr: float = 1e-3
+    # optimiser (AdamW)
+    lr: float = 1e-3  # peak learning rate
     beta1: float = 0.9
     beta2: float = 0.95
     weight_decay: float = 0.1
-    clip: float = 1.0  # of the gradient's norm, 0 for none
-    rank_penalty: float = 0.0  # on the mean effective rank of the noise maps, added to the loss
-    # schedule
+    clip: float = 1.0  # maximum gradient norm, 0 for no clipping
+    rank_penalty: float = 0.0  # weight of the noise maps' mean effective rank in the loss
+    # learning-rate schedule
     schedule: str = "cosine"
-    warmup: float = 0.05  # share of the steps, or a number of them
-    final_lr: float = 0.04  # share of lr at the end
-    decay: float = 0.2  # share of the steps after warm-up in which wsd comes down
-    # how
+    warmup: float = 0.05  # fraction of the steps, or a number of steps
+    final_lr: float = 0.04  # at the end, as a fraction of lr
+    decay: float = 0.2  # wsd: fraction of the steps after warm-up in which the rate decays
+    # execution
     precision: str = "fp32"
     compile: bool = False
-    checkpointing: bool = False
+    checkpointing: bool = False  # of activations
     threads: int | None = None
-    # what is watched and kept
+    # logging, evaluation, checkpoints
     log_every: int = 10
     evaluate_every: int = 100
     evaluate_examples: int = 256
+    calibration_examples: int = 8  # held-out sequences on which a method selects heads
     checkpoint_every: int = 100
-    keep: int = 2  # checkpoints; one of them may be half written
-    snapshots: list[int] = field(default_factory=list)  # steps whose maps are kept for the lab
-    milestones: list[int] = field(default_factory=list)  # steps whose weights are; 0 is the start
+    keep: int = 2  # number of checkpoints to keep, at least 2: the last may be incomplete
+    snapshots: list[int] = field(default_factory=list)  # steps whose attention maps are kept
+    milestones: list[int] = field(default_factory=list)  # steps whose weights are kept; 0: initial
     spike: float | None = None  # a gradient norm above this many times its running mean
-    report: list[str] = field(default_factory=list)  # tensorboard, wandb: what the Trainer knows
-    on_trouble: str = "stop"  # loss not finite, or a spike: stop, or skip the step
+    report: list[str] = field(default_factory=list)  # tensorboard, wandb: the Trainer's reporters
+    on_divergence: str = "stop"  # loss not finite, or a spike: stop the run, or skip the step
 
     def __post_init__(self) -> None:
+        if self.start is not None and self.method is None:
+            object.__setattr__(self, "method", "full")
         _check(self)
 
+    @property
+    def variant(self) -> str:
+        """Return what is trained, in a word: the mechanism, or the method of a pretrained model."""
+        return self.method or self.attention
+
+    @property
+    def title(self) -> str:
+        """Return a short description for people."""
+        subject = self.task if self.start is None else Path(self.start).name
+        return f"{subject}, {self.variant}, seed {self.seed}"
+
     def changed(self, **fields: Any) -> "Recipe":
-        """Return the recipe with other fields; refuse one that does not exist."""
+        """Return the recipe with other values of some fields.
+
+        Raises:
+            ValueError: a field does not exist, or a value is invalid.
+
+        """
         known = [f.name for f in dataclasses.fields(self)]
         for name in fields:
             if name not in known:
@@ -88,15 +116,23 @@ class Recipe:
 
     def digest(self) -> str:
         """Return a short name of everything that decides the outcome."""
-        return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()[:12]
+        return short_digest(self.as_dict())
 
     def as_yaml(self) -> str:
-        """Return the recipe as YAML, to be loaded again."""
+        """Return the recipe as YAML, which `load_recipe` reads."""
         return yaml.safe_dump(self.as_dict(), sort_keys=False)
 
 
 def load_recipe(source: str) -> Recipe:
-    """Return a recipe by a built-in's name or from a YAML file."""
+    """Return a built-in recipe, or one from a YAML file.
+
+    Args:
+        source: the name of a built-in recipe (see `built_in`), or a path.
+
+    Raises:
+        ValueError: there is no such recipe, or it has invalid fields.
+
+    """
     path = Path(source)
     if not path.is_file():
         if source not in built_in():
@@ -111,7 +147,7 @@ def load_recipe(source: str) -> Recipe:
     if not isinstance(found, dict):
         raise ValueError(f"{path}: expected fields and their values, got {type(found).__name__}")
     try:
-        return Recipe().changed(**found)
+        return Recipe().changed(**{RENAMED.get(k, str(k)): v for k, v in found.items()})
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -123,7 +159,7 @@ def built_in() -> list[str]:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """Return the field and value of `name=value`, the value read as YAML; `a.b=c` sets inside."""
+    """Return the name and the value of `name=value`; the value is parsed as YAML."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise ValueError(f"--set: got {text!r}, expected NAME=VALUE")
@@ -134,17 +170,28 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 
 def apply_settings(recipe: Recipe, settings: list[str]) -> Recipe:
-    """Return the recipe with `name=value` settings applied in order."""
+    """Return the recipe with settings of the command line.
+
+    Args:
+        recipe: to start from.
+        settings: `name=value` texts, or `name.inner=value` for an option inside a field; together
+            they must make a valid recipe.
+
+    Raises:
+        ValueError: a name does not exist, or a value is invalid.
+
+    """
+    changes: dict[str, Any] = {}
     for text in settings:
         name, value = parse_setting(text)
         outer, dot, inner = name.partition(".")
         if dot:
-            current = recipe.as_dict().get(outer)
+            current = changes.get(outer, recipe.as_dict().get(outer))
             if not isinstance(current, dict):
                 raise ValueError(f"--set: {outer!r} has no inner fields; got {text!r}")
             value = {**current, inner: value}
-        recipe = recipe.changed(**{outer: value})
-    return recipe
+        changes[outer] = value
+    return recipe.changed(**changes)
 
 
 _LEAST = {
@@ -154,21 +201,24 @@ _LEAST = {
     "log_every": 1,
     "evaluate_every": 1,
     "evaluate_examples": 1,
+    "calibration_examples": 1,
     "checkpoint_every": 1,
-    "keep": 2,  # one counts while the next is written
+    "keep": 2,  # one is complete while the next is written
     "threads": 1,
     "warmup": 0,
     "weight_decay": 0,
     "clip": 0,
     "rank_penalty": 0,
 }
+_NEW_MODEL = ("size", "attention", "attention_options", "model")
+_OWN_MODELS = ("rank_penalty", "snapshots", "milestones")  # they need this package's models
 
 
 def _check(r: Recipe) -> None:
     for name, allowed in {
         "schedule": SCHEDULES,
         "precision": PRECISIONS,
-        "on_trouble": POLICIES,
+        "on_divergence": POLICIES,
     }.items():
         if getattr(r, name) not in allowed:
             raise ValueError(f"{name}: got {getattr(r, name)!r}, allowed are {', '.join(allowed)}")
@@ -185,10 +235,30 @@ def _check(r: Recipe) -> None:
         raise ValueError(f"spike: got {r.spike}, expected more than 1 times the running mean")
     if r.batch_size % r.accumulate:
         raise ValueError(
-            f"accumulate: {r.accumulate} parts do not divide batch_size {r.batch_size}; change one"
+            f"accumulate: batch_size {r.batch_size} does not divide into {r.accumulate} "
+            "micro-batches; change one"
         )
     if r.checkpoint_every % r.log_every:
         raise ValueError(
             f"checkpoint_every: {r.checkpoint_every} is no multiple of log_every {r.log_every}, so "
             "a resumed run would log other means; change one"
         )
+    _check_start(r)
+
+
+def _check_start(r: Recipe) -> None:
+    if r.start is None:
+        for name in ("method", "method_options"):
+            if getattr(r, name):
+                raise ValueError(f"{name}: is for a pretrained model; set start, too")
+        return
+    assert r.method is not None
+    defaults = Recipe()
+    for name in (*_NEW_MODEL, *_OWN_MODELS):
+        if getattr(r, name) != getattr(defaults, name):
+            why = "describes a new model" if name in _NEW_MODEL else "is for new models only"
+            raise ValueError(
+                f"{name}: got {getattr(r, name)!r}, but {name} {why} and the run starts from "
+                f"{r.start!r}; leave out {name} or start"
+            )
+    method_options(r.method, r.method_options, r.steps)

@@ -1,282 +1,262 @@
-"""One training run, in a folder: start it, kill it, go on with it, and nothing is lost.
+"""One training run in a folder: start it, kill it, resume it, and nothing is lost.
 
-recipe.yaml      what was run          metrics.jsonl   what was measured
-checkpoints/     the last whole ones   text.json       what text it was
-snapshots/       maps at chosen steps  milestones/     weights at chosen steps
-tensorboard/     if asked for
-model/           the end, to load      environment.json, README.md, curve.png
+recipe.yaml       what was run                     metrics.jsonl  what was measured
+environment.json  machine and versions             checkpoints/   the last complete ones
+text.json         identity of the corpus           start.json     identity of a pretrained start
+snapshots/        attention maps at chosen steps   milestones/    weights at chosen steps
+model/            the trained model, to load       adapter/       of a method that has one
+README.md         the run's card                   curve.png, tensorboard/
 """
 
+import contextlib
 import json
 import os
-import platform
 import shutil
 import sys
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
-from importlib.metadata import version
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_type_hints
 
 import torch
-from transformers import PrinterCallback, TrainingArguments, set_seed
+import torch.distributed as dist
+from transformers import PrinterCallback
 from transformers.integrations import TensorBoardCallback
-from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.utils.logging import disable_progress_bar
 
-from antiphase import __version__
-from antiphase.cpu import cpu_name, guard_bf16
-from antiphase.evaluation import score_answers, score_text
-from antiphase.models import AntiphaseConfig, AntiphaseForCausalLM, preset
-from antiphase.options import fitted
-from antiphase.tasks import Language, Task, task
-from antiphase.training import checkpoints
-from antiphase.training.callbacks import (
-    Evaluations,
-    Metrics,
-    Milestones,
-    Snapshots,
-    Speed,
-    save_whole,
-)
+from antiphase.tasks import Language
+from antiphase.training import checkpoints, provenance
+from antiphase.training.callbacks import Evaluations, Metrics, Milestones, Snapshots, Speed
+from antiphase.training.components import Components
+from antiphase.training.locks import exclusive_lock
 from antiphase.training.progress import Progress
 from antiphase.training.recipe import Recipe, load_recipe
-from antiphase.training.run_card import write_run_card
-from antiphase.training.stopping import Stop, StoppedError
-from antiphase.training.trainer import RunTrainer, arguments
+from antiphase.training.run_card import CARD, write_run_card
+from antiphase.training.stopping import StopOnSignal, StoppedError
+from antiphase.training.trainer import RunTrainer
 
-RECIPE = "recipe.yaml"
-
-
-def dataset(recipe: Recipe, split: str, size: int) -> Task | Language:
-    """Return a split of the recipe's task."""
-    for name in {"split", "size", "seed"} & set(recipe.task_options):
-        raise ValueError(f"task_options: {name} is no option of a task; the run itself sets it")
-    kind: Any = Language if recipe.task == "language" else task(recipe.task)
-    return kind(split=split, size=size, seed=recipe.seed, **recipe.task_options)
-
-
-def model_config(recipe: Recipe, data: Task | Language) -> AntiphaseConfig:
-    """Return the model's configuration: a preset, sized to the task."""
-    own = {"attention": "attention", "attention_options": "attention_options"}
-    hints = get_type_hints(AntiphaseConfig.__init__)
-    for name in recipe.model:
-        if name in own:
-            raise ValueError(f"model: {name} is a field of the recipe itself, set {own[name]}")
-        if name not in hints or name in ("kwargs", "return"):
-            known = ", ".join(n for n in hints if n not in ("kwargs", "return", *own))
-            raise ValueError(f"model: has no field {name!r}; its fields are {known}")
-    fields = {
-        "vocab_size": data.vocab_size,
-        "max_position_embeddings": max(2048, data.length),
-        **{name: fitted(f"model.{name}", v, hints[name]) for name, v in recipe.model.items()},
-    }
-    for name, value in fields.items():
-        if type(value) is int and value < 1 and not name.endswith("token_id"):
-            raise ValueError(f"model.{name}: got {value}, expected at least 1")
-    if fields["vocab_size"] < data.vocab_size:
-        raise ValueError(
-            f"model: vocab_size {fields['vocab_size']} is smaller than the task's {data.vocab_size}"
-        )
-    return preset(
-        recipe.size, recipe.attention, attention_options=recipe.attention_options, **fields
-    )
+RECIPE, LOCK = "recipe.yaml", ".lock"
 
 
 def train(recipe: Recipe, folder: Path | str, *, force: bool = False, quiet: bool = False) -> Path:
-    """Train from the start into a new folder; overwrite an existing run only with `force`."""
+    """Train from the start, into a new folder.
+
+    Args:
+        recipe: what to train, on what, and how.
+        folder: of the run.
+        force: overwrite an existing run.
+        quiet: show no progress bar.
+
+    Returns:
+        The folder, with the trained model in `model/`.
+
+    Raises:
+        ValueError: the recipe cannot be run, or the folder is not free; nothing was written.
+        StoppedError: a signal interrupted the run, which has saved a checkpoint.
+        DivergenceError: the loss was not finite, or the gradient norm had a spike.
+
+    """
     folder = Path(folder)
-    # the others of a distributed run come later than the first one's files
-    if _first_process() and folder.exists() and any(folder.iterdir()):
-        if not force:
-            raise ValueError(
-                f"{folder}: holds something already; go on with --resume, or overwrite with --force"
-            )
-        if not (folder / RECIPE).is_file():
-            raise ValueError(
-                f"{folder}: holds something that is no run (no {RECIPE}); --force overwrites runs "
-                "only"
-            )
-    parts = _Parts.of(recipe, folder)  # before anything is lost or written, for what is not there
-    if _first_process():
-        for old in folder.iterdir() if folder.exists() else ():
-            shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
-        folder.mkdir(parents=True, exist_ok=True)
-        checkpoints.write_whole(folder / "environment.json", json.dumps(environment(), indent=1))
-        checkpoints.write_whole(folder / RECIPE, recipe.as_yaml())
-    return _go(recipe, parts, folder, None, quiet)
+    with _process_group(), _created(recipe, folder, force) as components:
+        return _run(recipe, components, folder, None, quiet)
+
+
+def create_run(recipe: Recipe, folder: Path | str, *, force: bool = False) -> Path:
+    """Validate a recipe and write its run folder without training; `resume` then trains.
+
+    Args:
+        recipe: what to train, on what, and how.
+        folder: of the run.
+        force: overwrite an existing run.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: the recipe cannot be run, or the folder is not free; nothing was written.
+
+    """
+    with _process_group(), _created(recipe, Path(folder), force):
+        return Path(folder)
 
 
 def resume(folder: Path | str, *, quiet: bool = False) -> Path:
-    """Go on with a run from its last whole checkpoint, or from the start if there is none."""
+    """Resume a run from its last complete checkpoint, or from the start if there is none.
+
+    Args:
+        folder: of the run.
+        quiet: show no progress bar.
+
+    Returns:
+        The folder; at once if the run has finished.
+
+    Raises:
+        ValueError: the folder holds no run, or something that the run began with has changed.
+        StoppedError: a signal interrupted the run, which has saved a checkpoint.
+        DivergenceError: the loss was not finite, or the gradient norm had a spike.
+
+    """
     folder = Path(folder)
     if not (folder / RECIPE).is_file():
         raise ValueError(f"{folder}: is no run (no {RECIPE} in it)")
     recipe = load_recipe(str(folder / RECIPE))
-    if (folder / "model" / "config.json").is_file():
-        if not (folder / "README.md").is_file():
+    if finished(folder):
+        if not (folder / CARD).is_file():
             write_run_card(folder, recipe)
         return folder
-    parts = _Parts.of(recipe, folder)
-    last, faults = checkpoints.newest(folder / "checkpoints")
-    if last is not None:
-        _same_model(last, parts.model.config)
+    with _process_group(), _locked(folder):
+        components = Components.build(recipe, folder, _processes())
+        last, faults = checkpoints.latest_complete(folder / "checkpoints")
+        if last is not None and recipe.start is None:
+            provenance.require_same_model(last, components.tuned.model.config)
+        if _first_process():
+            _check_origins(recipe, components, folder)
+            _set_aside(folder, faults, last)
+        return _run(recipe, components, folder, last, quiet)
+
+
+def finished(folder: Path) -> bool:
+    """Return whether a run has finished: its trained model is written last."""
+    return (folder / "model" / "config.json").is_file()
+
+
+@contextlib.contextmanager
+def _created(recipe: Recipe, folder: Path, force: bool) -> Iterator[Components]:
+    """Write the folder of a new run, once everything is known to be valid, and hold its lock."""
+    _require_free(folder, force)
+    components = Components.build(recipe, folder, _processes())
+    with _locked(folder):
+        _require_free(folder, force)  # another process may have been faster
+        if _first_process():
+            for old in folder.iterdir():
+                if old.name != LOCK:
+                    shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
+            about = json.dumps(provenance.environment(), indent=1)
+            checkpoints.write_atomic(folder / provenance.ENVIRONMENT, about)
+            _check_origins(recipe, components, folder)
+            checkpoints.write_atomic(folder / RECIPE, recipe.as_yaml())
+        yield components
+
+
+def _require_free(folder: Path, force: bool) -> None:
+    """Raise unless a new run may be written; the first process has done so for the others."""
+    if not _first_process() or not folder.exists():
+        return
+    if not any(path.name != LOCK for path in folder.iterdir()):
+        return
+    if not (folder / RECIPE).is_file():
+        raise ValueError(
+            f"{folder}: holds something that is no run (no {RECIPE} in it); give another folder "
+            "(--force overwrites runs only)"
+        )
+    if not force:
+        raise ValueError(
+            f"{folder}: holds a run already; resume with --resume, or overwrite with --force"
+        )
+
+
+def _check_origins(recipe: Recipe, components: Components, folder: Path) -> None:
+    """Store the identity of corpus and start, or raise if a resumed run finds others."""
+    if isinstance(components.data, Language):
+        provenance.check_corpus(folder, recipe, components.data)
+    if components.start is not None:
+        provenance.check_start(folder, recipe, components.start)
+
+
+def _set_aside(folder: Path, faults: dict[str, str], last: Path | None) -> None:
+    for name, fault in faults.items():
+        path = folder / "checkpoints" / name
+        print(f"antiphase: {path}: {fault}; set aside", file=sys.stderr)
+    if faults and last is None:
+        print(f"antiphase: {folder}: no complete checkpoint; it starts again", file=sys.stderr)
+    checkpoints.set_aside(folder / "checkpoints", list(faults))
+
+
+def _run(
+    recipe: Recipe, components: Components, folder: Path, checkpoint: Path | None, quiet: bool
+) -> Path:
+    disable_progress_bar()  # of transformers; there is one of ours
+    trainer, stop, progress = _trainer(recipe, components, folder, quiet)
+    try:
+        if checkpoint is None:
+            trainer.train()
+        else:
+            trainer.resume_from(checkpoint)
+    finally:
+        stop.release()
+        progress.bar.stop()
+    if trainer.state.global_step < recipe.steps:
+        advice = f"resume with antiphase train --resume {folder}"
+        raise StoppedError(trainer.state.global_step, recipe.steps, advice)
     if _first_process():
-        for name, wrong in faults.items():
-            print(
-                f"antiphase: {folder / 'checkpoints' / name}: {wrong}; set aside", file=sys.stderr
-            )
-        if faults and last is None:
-            print(f"antiphase: {folder}: no whole checkpoint; it starts again", file=sys.stderr)
-        checkpoints.set_aside(folder / "checkpoints", list(faults))
-    return _go(recipe, parts, folder, last, quiet)
+        _finish(recipe, components, folder)
+    trainer.accelerator.wait_for_everyone()  # so that no process ends the group too early
+    return folder
 
 
-def environment() -> dict[str, Any]:
-    """Return what a run ran on."""
-    packages = ("torch", "transformers", "accelerate", "numpy")
-    return {
-        "antiphase": __version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cpu": cpu_name(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        **{name: version(name) for name in packages},
-    }
-
-
-@dataclass(frozen=True)
-class _Parts:
-    """What a recipe asks for."""
-
-    data: Task | Language
-    held_out: Task | Language
-    model: AntiphaseForCausalLM
-    arguments: TrainingArguments
-
-    @classmethod
-    def of(cls, recipe: Recipe, folder: Path) -> "_Parts":
-        if os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true"):
-            _refuse_fsdp_on_cpu()
-        _require_reporters(recipe)
-        guard_bf16()
-        if recipe.threads is not None:
-            torch.set_num_threads(recipe.threads)
-        set_seed(recipe.seed)
-        data = dataset(recipe, "train", recipe.steps * recipe.batch_size)
-        held_out = dataset(recipe, "validation", recipe.evaluate_examples)
-        model = AntiphaseForCausalLM(model_config(recipe, data))
-        return cls(data, held_out, model, arguments(recipe, folder, _processes()))
-
-
-def _go(recipe: Recipe, parts: _Parts, folder: Path, checkpoint: Path | None, quiet: bool) -> Path:
-    disable_progress_bar()  # there is one of ours
-    data, held_out, model = parts.data, parts.held_out, parts.model
-    if isinstance(data, Language) and _first_process():
-        _same_text(folder / "text.json", data.packed.manifest)
+def _trainer(
+    recipe: Recipe, components: Components, folder: Path, quiet: bool
+) -> tuple[RunTrainer, StopOnSignal, Progress]:
+    """Return the Trainer with all callbacks, and those that have to be released."""
+    data, held_out, tuned = components.data, components.held_out, components.tuned
     speed = Speed(recipe.batch_size * data.length)
-    trainer = RunTrainer(recipe, speed, model=model, args=parts.arguments, train_dataset=data)
+    trainer = RunTrainer(
+        recipe, speed, model=tuned.model, args=components.arguments, train_dataset=data
+    )
     trainer.remove_callback(PrinterCallback)
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, TensorBoardCallback):
             callback.logging_dir = str(folder / "tensorboard")
+    for callback in tuned.callbacks:  # first, so that the others see what they change
+        trainer.add_callback(callback)
     trainer.add_callback(Metrics(folder, speed))
-    trainer.add_callback(Evaluations(recipe, speed, _scorer(held_out), trainer.log))
+    trainer.add_callback(Evaluations(recipe, speed, components.scorer(recipe), trainer.log))
     if recipe.snapshots:
         ids = torch.from_numpy(held_out.examples(range(4)).tokens)
         trainer.add_callback(Snapshots(recipe, folder, speed, ids))
     if recipe.milestones:
         trainer.add_callback(Milestones(recipe, folder, speed))
-    title = f"{recipe.task}, {recipe.attention}, seed {recipe.seed}"
-    progress = Progress(title, recipe.steps)
+    progress = Progress(recipe.title, recipe.steps)
     if not quiet and _first_process():
         trainer.add_callback(progress)
-    stop = Stop(recipe.log_every)
+    stop = StopOnSignal(recipe.log_every)
     if _processes() == 1 and threading.current_thread() is threading.main_thread():
         trainer.add_callback(stop)
-    try:
-        if checkpoint is None:
-            trainer.train()
-        else:
-            trainer.go_on_from(checkpoint)
-    finally:
-        stop.release()
-        progress.bar.stop()
-    if trainer.state.global_step < recipe.steps:
-        raise StoppedError(
-            f"stopped at step {trainer.state.global_step} of {recipe.steps}; go on with "
-            f"antiphase train --resume {folder}"
-        )
-    if _first_process():
-        _finish(model, data, recipe, folder)
-    return folder
+    return trainer, stop, progress
 
 
-def _scorer(held_out: Task | Language) -> Callable[[Any], dict[str, float]]:
-    if isinstance(held_out, Language):
-        return lambda model: score_text(model, held_out, len(held_out))
-    return lambda model: score_answers(model, held_out, len(held_out))
-
-
-def _finish(
-    model: AntiphaseForCausalLM, data: Task | Language, recipe: Recipe, folder: Path
-) -> None:
-    """Write the run's card and the trained model, whose presence says that the run has ended."""
+def _finish(recipe: Recipe, components: Components, folder: Path) -> None:
+    """Write the card, the adapter, and last the model, whose presence says that the run is over."""
     write_run_card(folder, recipe)
-    model.config.use_cache = True  # the Trainer turned it off; who generates wants it
-    tokenizer = data.packed.tokenizer() if isinstance(data, Language) else None
-    save_whole(model, folder / "model", tokenizer)
+    if components.tuned.adapter is not None:
+        checkpoints.save_model_atomic(components.tuned.adapter, folder / "adapter")
+    model = components.tuned.fold()
+    model.config.use_cache = True  # the Trainer turned it off; generation needs it
+    checkpoints.save_model_atomic(model, folder / "model", components.tokenizer)
 
 
-def _same_model(checkpoint: Path, config: AntiphaseConfig) -> None:
-    """Refuse to go on with weights of another model."""
-    saved, now = AntiphaseConfig.from_pretrained(checkpoint).to_dict(), config.to_dict()
-    if saved["vocab_size"] != now["vocab_size"]:
-        raise ValueError(
-            f"{checkpoint}: was trained with a vocabulary of {saved['vocab_size']}, the task now "
-            f"has {now['vocab_size']}; the task, its text or its tokenizer has changed since"
-        )
-    for name in get_type_hints(AntiphaseConfig.__init__):
-        if name != "use_cache" and name in now and saved.get(name) != now[name]:
-            raise ValueError(
-                f"{checkpoint}: was trained with {name} = {saved.get(name)}, the recipe now says "
-                f"{now[name]}; a run goes on as it began, a new one may differ"
-            )
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other runs out of the folder; one lock for all processes of a distributed run."""
+    if _first_process():
+        with exclusive_lock(folder / LOCK, wait=False):
+            yield
+    else:
+        yield
 
 
-def _same_text(written: Path, manifest: dict[str, Any]) -> None:
-    """Write what the text is; if that was written before, it must be the same."""
-    if not written.exists():
-        checkpoints.write_whole(written, json.dumps(manifest, indent=1))
-        return
-    before = json.loads(written.read_text())
-    if any(before[name] != manifest[name] for name in ("sha256", "tokenizer", "tokens")):
-        raise ValueError(
-            f"{written}: the text, its tokenizer or Python's version has changed since this run "
-            "began; bring it back, or start a new run"
-        )
+@contextlib.contextmanager
+def _process_group() -> Iterator[None]:
+    """End the process group that the Trainer starts, if it is ours.
 
-
-def _require_reporters(recipe: Recipe) -> None:
-    for name in recipe.report:
-        if name not in INTEGRATION_TO_CALLBACK:
-            raise ValueError(
-                f"report: got {name!r}, allowed are {', '.join(sorted(INTEGRATION_TO_CALLBACK))}"
-            )
-        try:
-            INTEGRATION_TO_CALLBACK[name]()
-        except (RuntimeError, ImportError) as error:
-            raise ValueError(f"report: {name!r} needs its package ({error})") from error
-
-
-def _refuse_fsdp_on_cpu() -> None:
-    if not torch.accelerator.is_available():
-        raise ValueError(
-            "FSDP: the Trainer shards over accelerators only and would quietly run plain data "
-            "parallel on CPUs; leave FSDP out, or shard the model itself with fully_shard"
-        )
+    Without that, gloo's threads are alive while the interpreter finalises. One that then releases a
+    tensor needs the GIL, is ended inside a C++ destructor, and aborts the process (SIGABRT).
+    """
+    given = dist.is_available() and dist.is_initialized()
+    try:
+        yield
+    finally:
+        if not given and dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def _processes() -> int:

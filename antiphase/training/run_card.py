@@ -1,10 +1,13 @@
 """The card of a run: what it was, how it ended, and its curve."""
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 from antiphase.training.callbacks import read_metrics
 from antiphase.training.recipe import Recipe
+
+CARD = "README.md"
 
 
 def final_scores(folder: Path) -> dict[str, float]:
@@ -18,35 +21,65 @@ def final_scores(folder: Path) -> dict[str, float]:
     return scores
 
 
-def write_run_card(folder: Path, recipe: Recipe) -> None:
-    """Write README.md and, where matplotlib is installed, curve.png."""
-    rows = "\n".join(f"| {name} | {value:.4g} |" for name, value in final_scores(folder).items())
+def summary_row(folder: Path) -> dict[str, Any]:
+    """Return the last scores and the median speed of a run, for a table."""
+    rates = sorted(m["tokens_per_second"] for m in read_metrics(folder) if "tokens_per_second" in m)
+    speed = rates[len(rates) // 2] if rates else float("nan")
+    return final_scores(folder) | {"tokens_per_second": speed}
+
+
+def write_run_card(folder: Path, recipe: Recipe, *sections: str) -> None:
+    """Write README.md and, where matplotlib is installed, curve.png.
+
+    Args:
+        folder: of the run.
+        recipe: of the run.
+        *sections: Markdown that comes before the recipe's fields.
+
+    """
+    scores = [f"| {name} | {value:.4g} |" for name, value in final_scores(folder).items()]
+    fields = [f"| {name} | `{value}` |" for name, value in recipe.as_dict().items()]
     skipped = sum("skipped" in line for line in read_metrics(folder))
-    note = f"\n**{skipped} steps were skipped** (`why` in metrics.jsonl).\n" if skipped else ""
-    settings = "\n".join(f"| {name} | `{value}` |" for name, value in recipe.as_dict().items())
-    picture = (
-        "\n![curve](curve.png)\n"
-        if draw_curves({folder.name: folder}, folder / "curve.png")
-        else ""
-    )
-    (folder / "README.md").write_text(
-        f"# {recipe.task}, {recipe.attention}, seed {recipe.seed}\n\n"
-        f"Held-out scores at step {recipe.steps}:\n\n| score | value |\n|---|---|\n{rows}\n"
-        f"{note}{picture}\nMade by `antiphase train` from `recipe.yaml`, on what "
-        f"`environment.json` says:\n\n| field | value |\n|---|---|\n{settings}\n",
-        encoding="utf-8",
-    )
+    drawn = draw_curves({folder.name: folder}, folder / "curve.png")
+    parts = [
+        f"# {recipe.title}",
+        f"Held-out scores at step {recipe.steps}:",
+        "\n".join(["| score | value |", "|---|---|", *scores]),
+        f"**{skipped} steps were skipped** (`why` in metrics.jsonl)." if skipped else "",
+        "![curve](curve.png)" if drawn else "",
+        *sections,
+        "Trained by `antiphase train` with `recipe.yaml`, on the machine in `environment.json`:",
+        "\n".join(["| field | value |", "|---|---|", *fields]),
+    ]
+    (folder / CARD).write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
 
 
-def draw_curves(runs: dict[str, Path], picture: Path) -> bool:
-    """Draw the loss, and the held-out accuracy where there is one, of runs by name."""
-    try:
-        import matplotlib
-    except ImportError:
-        return False
+def pyplot() -> Any | None:
+    """Return matplotlib's pyplot for drawing into files, None where it is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return None
+    import matplotlib
+
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    return plt
+
+
+def draw_curves(runs: dict[str, Path], picture: Path) -> bool:
+    """Draw the loss, and the held-out accuracy or loss, of runs.
+
+    Args:
+        runs: folders by name.
+        picture: the PNG file to write.
+
+    Returns:
+        Whether it was drawn; not without matplotlib.
+
+    """
+    plt = pyplot()
+    if plt is None:
+        return False
     lines = {name: read_metrics(folder) for name, folder in runs.items()}
     tested = any("held_out_accuracy" in line for found in lines.values() for line in found)
     keys = {"loss": "training loss", "held_out_loss": "held-out loss"}
@@ -66,10 +99,3 @@ def draw_curves(runs: dict[str, Path], picture: Path) -> bool:
     figure.savefig(picture, dpi=120)
     plt.close(figure)
     return True
-
-
-def summary_row(folder: Path) -> dict[str, Any]:
-    """Return the last scores and the median speed of a run, for a table."""
-    rates = sorted(m["tokens_per_second"] for m in read_metrics(folder) if "tokens_per_second" in m)
-    speed = rates[len(rates) // 2] if rates else float("nan")
-    return final_scores(folder) | {"tokens_per_second": speed}

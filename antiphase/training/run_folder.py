@@ -6,9 +6,9 @@ from antiphase.training.recipe import Recipe
 
 
 def default_run_folder(recipe: Recipe, source: str | None = None) -> Path:
-    """Return `runs/NAME-ATTENTION-SEED`, with the name of the recipe's source or else its task."""
+    """Return `runs/NAME-VARIANT-SEED`, with the name of the recipe's source or else its task."""
     name = Path(source).stem if source else recipe.task
-    return Path("runs") / f"{name}-{recipe.attention}-{recipe.seed}"
+    return Path("runs") / f"{name}-{recipe.variant}-{recipe.seed}"
 
 
 def default_unchain_folder(model: str, method: str) -> Path:

@@ -1,6 +1,6 @@
-"""The Hugging Face Trainer, with our optimiser groups, schedule, data order and whole checkpoints.
+"""The Trainer of our runs: optimiser groups, schedule, divergence policy and metrics of a recipe.
 
-Everything else (Accelerate, FSDP, DeepSpeed, torchrun, reporting) is the Trainer's own.
+Everything else (Accelerate, FSDP, DeepSpeed, torchrun, reporting) is the Hugging Face Trainer's.
 """
 
 import json
@@ -9,45 +9,49 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import Sampler, SequentialSampler
-from transformers import Trainer, TrainingArguments
+from transformers import TrainingArguments
 
-from antiphase.training import checkpoints
+from antiphase.models import AntiphaseForCausalLM
 from antiphase.training.callbacks import Speed, lambdas
+from antiphase.training.checkpointed_trainer import CheckpointedTrainer
 from antiphase.training.divergence import (
-    Spikes,
-    TroubleError,
+    DivergenceError,
+    SpikeDetector,
     first_layer_not_finite,
-    steepest_layer,
+    largest_gradient,
 )
 from antiphase.training.rank_penalty import noise_ranks
 from antiphase.training.recipe import Recipe
-from antiphase.training.schedule import lr_share
+from antiphase.training.schedule import lr_factor
 
 SPIKES = "spikes.json"  # in a checkpoint
-PATIENCE = 10  # steps in a row that may be skipped
-
-
-def collate(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Return a batch as a model takes it, without the ground truth that is for analysis."""
-    return {name: torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels")}
+PATIENCE = 10  # consecutive steps that may be skipped
 
 
 def arguments(recipe: Recipe, folder: Path, processes: int) -> TrainingArguments:
-    """Return the Trainer's arguments for a recipe."""
-    share = recipe.batch_size // recipe.accumulate
-    if share % processes:
+    """Return the Trainer's arguments for a recipe.
+
+    Args:
+        recipe: of the run.
+        folder: of the run.
+        processes: number of processes that train together.
+
+    Raises:
+        ValueError: the micro-batch cannot be divided among the processes.
+
+    """
+    micro_batch = recipe.batch_size // recipe.accumulate
+    if micro_batch % processes:
         raise ValueError(
-            f"batch_size: {share} texts at a time cannot be shared by {processes} processes; "
-            "change batch_size or accumulate"
+            f"batch_size: a micro-batch of {micro_batch} sequences cannot be divided among "
+            f"{processes} processes; change batch_size or accumulate"
         )
     return TrainingArguments(
         output_dir=str(folder / "checkpoints"),
         max_steps=recipe.steps,
-        per_device_train_batch_size=share // processes,
+        per_device_train_batch_size=micro_batch // processes,
         gradient_accumulation_steps=recipe.accumulate,
         learning_rate=recipe.lr,
         adam_beta1=recipe.beta1,
@@ -72,26 +76,31 @@ def arguments(recipe: Recipe, folder: Path, processes: int) -> TrainingArguments
     )
 
 
-class RunTrainer(Trainer):
-    """A Trainer that follows a recipe."""
+class RunTrainer(CheckpointedTrainer):
+    """A Trainer that follows a recipe.
+
+    Args:
+        recipe: of the run; with a `start`, checkpoints hold only what is trained.
+        speed: measures tokens per second.
+        **kwargs: the Trainer's.
+
+    """
 
     lr_scheduler: LambdaLR | None
 
     def __init__(self, recipe: Recipe, speed: Speed, **kwargs: Any) -> None:
-        self.recipe, self.speed, self.spikes = recipe, speed, Spikes(recipe.spike)
-        self._inputs: dict[str, Tensor] = {}  # of the step's first part with a loss not finite
+        self.recipe, self.speed, self.spikes = recipe, speed, SpikeDetector(recipe.spike)
+        self._inputs: dict[str, Tensor] = {}  # of the step's first micro-batch without finite loss
         self._loss = 0.0  # and that loss
-        self._skipped = 0  # steps in a row
-        self._broken = False  # whether the mean of the losses since the last line is none
-        super().__init__(**kwargs, data_collator=collate)
+        self._skipped = 0  # consecutive steps
+        self._mean_is_lost = False  # of the losses since the last log, as one was not finite
+        super().__init__(trained_only=recipe.start is not None, **kwargs)
         self.can_return_loss = True
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
-        """Take examples in the order of their numbers: the dataset itself is the shuffle."""
-        return SequentialSampler(self.train_dataset)
-
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Return the parameters that decay, as the model says."""
+        """Return the parameters with weight decay: as our model says, or the Trainer's default."""
+        if not isinstance(self.model, AntiphaseForCausalLM):
+            return super().get_decay_parameter_names(model)
         decayed = {id(p) for p in self.model.parameter_groups(1.0)[0]["params"]}
         return [name for name, p in model.named_parameters() if id(p) in decayed]
 
@@ -99,26 +108,26 @@ class RunTrainer(Trainer):
         """Return the recipe's schedule."""
         if self.lr_scheduler is None:
             self.lr_scheduler = LambdaLR(
-                optimizer or self.optimizer, lambda step: lr_share(step, self.recipe)
+                optimizer or self.optimizer, lambda step: lr_factor(step, self.recipe)
             )
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
-        """Tell everyone who listens the lambdas and the speed beside the loss."""
+        """Add lam per layer and the speed to a log of the loss, for all callbacks and reporters."""
         if "loss" in logs:
             logs = logs | lambdas(self.model) | self.speed.since(self.state.global_step)
-            if self._broken:
+            if self._mean_is_lost:
                 del logs["loss"]
-                self._broken = False
+                self._mean_is_lost = False
         super().log(logs, start_time)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the loss to be summed; one that is not finite would spoil the sum for good."""
+        """Return the loss for the running sum, which one that is not finite would spoil."""
         loss = super().training_step(*args, **kwargs)
         if torch.isfinite(loss):
             return loss
-        self._broken = True
+        self._mean_is_lost = True
         return torch.zeros_like(loss)
 
     def compute_loss(
@@ -128,8 +137,8 @@ class RunTrainer(Trainer):
         if self.recipe.rank_penalty:
             with noise_ranks(self.model) as ranks:
                 loss = super().compute_loss(model, inputs, *args, **kwargs)
-            share = self.args.gradient_accumulation_steps
-            loss = loss + self.recipe.rank_penalty * torch.stack(ranks).mean() / share
+            parts = self.args.gradient_accumulation_steps
+            loss = loss + self.recipe.rank_penalty * torch.stack(ranks).mean() / parts
         else:
             loss = super().compute_loss(model, inputs, *args, **kwargs)
         if torch.isfinite(loss):
@@ -139,66 +148,51 @@ class RunTrainer(Trainer):
         return loss * math.nan
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> float | None:
-        """Look at the norm before clipping, once a step, in every process alike."""
+        """Check the norm before clipping, once per step, equally in every process."""
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         if norm is None:
             return None
         norm, step = float(norm), self.state.global_step + 1
         if not math.isfinite(norm):
             what = f"the gradient's norm is {norm}"
-            layer = steepest_layer(self.model)
+            layer = largest_gradient(self.model)
             if not math.isfinite(self._loss):
                 what = f"the loss is {self._loss}"
-                if not self.is_fsdp_enabled:  # there, all processes would have to look together
+                if not self.is_fsdp_enabled:  # there, all processes would have to run the model
                     layer = first_layer_not_finite(self.model, self._inputs)
             self._inputs, self._loss = {}, 0.0
-            self.trouble(TroubleError(what, step, layer, self.examples_of(step)))
-        elif spike := self.spikes.see(norm):
-            layer = steepest_layer(self.model)
-            self.trouble(TroubleError(spike, step, layer, self.examples_of(step)))
+            self.stop_or_skip(DivergenceError(what, step, layer, self.examples_of(step)))
+        elif spike := self.spikes.check(norm):
+            layer = largest_gradient(self.model)
+            self.stop_or_skip(DivergenceError(spike, step, layer, self.examples_of(step)))
         else:
             self._skipped = 0
         return norm
 
-    def trouble(self, trouble: TroubleError) -> None:
-        """Stop; or drop the whole step's gradients, so that its weights stay."""
+    def stop_or_skip(self, divergence: DivergenceError) -> None:
+        """Raise, or drop the gradients of the complete step so that the weights stay."""
         self._skipped += 1
-        if self.recipe.on_trouble == "stop":
-            raise trouble
+        if self.recipe.on_divergence == "stop":
+            raise divergence
         if self._skipped > PATIENCE:
-            trouble.what = f"more than {PATIENCE} steps in a row were skipped; {trouble.what}"
-            raise trouble
+            divergence.what = f"more than {PATIENCE} steps in a row were skipped; {divergence.what}"
+            raise divergence
         self.model.zero_grad(set_to_none=True)
-        self.log({"skipped": 1.0, "at_step": trouble.step, "why": str(trouble)})
+        self.log({"skipped": 1.0, "at_step": divergence.step, "why": str(divergence)})
 
     def examples_of(self, step: int) -> range:
-        """Return the numbers of a step's examples; steps count from 1."""
+        """Return the indices of a step's examples; steps count from 1."""
         return range((step - 1) * self.recipe.batch_size, step * self.recipe.batch_size)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         with self.speed.pause():
-            self._save_whole(model, trial)
-
-    def _save_whole(self, model: nn.Module, trial: Any) -> None:
-        root = Path(self.args.output_dir)
-        root.mkdir(parents=True, exist_ok=True)
-        # weights, two moments, and a little for the rest
-        numbers = sum(p.numel() for p in self.model.parameters())
-        checkpoints.require_space(root, int(numbers * 4 * 3 * 1.1) + (1 << 20))
-        try:
             super()._save_checkpoint(model, trial)
-        except (OSError, RuntimeError, SafetensorError) as error:  # as the disk's writers differ
-            raise checkpoints.CheckpointError(
-                f"{root}: the checkpoint of step {self.state.global_step} could not be written "
-                f"({error}); make room and go on with --resume (the last whole one is kept)"
-            ) from error
-        self.accelerator.wait_for_everyone()  # each process writes files of its own
-        if self.args.should_save:
-            folder = root / f"checkpoint-{self.state.global_step}"
-            (folder / SPIKES).write_text(json.dumps([self.spikes.mean, self._skipped]))
-            checkpoints.seal(folder)
 
-    def go_on_from(self, checkpoint: Path) -> None:
+    def add_to_checkpoint(self, folder: Path) -> None:
+        """Keep the running mean of the gradient norm, so that a resumed run finds equal spikes."""
+        (folder / SPIKES).write_text(json.dumps([self.spikes.mean, self._skipped]))
+
+    def resume_from(self, checkpoint: Path) -> None:
         """Train on from a checkpoint."""
         self.spikes.mean, self._skipped = json.loads((checkpoint / SPIKES).read_text())
         self.train(resume_from_checkpoint=str(checkpoint))

@@ -1,4 +1,4 @@
-"""Tiny pretrained models of several families, made on the spot."""
+"""Tiny models of several families, built on the spot, and random sequences for them."""
 
 import torch
 from transformers import (
@@ -13,6 +13,9 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+
+from antiphase.tasks.text.tokenizer import make_tokenizer
+from antiphase.training import load_recipe
 
 SIZES = {
     "vocab_size": 257,
@@ -59,5 +62,30 @@ def made(family, seed=0, **changes):
     return model
 
 
-def texts(count=2, length=12, seed=0):
+def write_base(folder):
+    """Write a model with a byte tokenizer to folder/model, and folder/text.txt to train on."""
+    made("llama", max_position_embeddings=1024).save_pretrained(folder / "model")
+    make_tokenizer("bytes", []).save_pretrained(folder / "model")
+    lines = [f"line {i} says {i * i % 97} and {'abc'[i % 3]}\n" for i in range(3000)]
+    (folder / "text.txt").write_text("".join(lines))
+    return folder
+
+
+def tuning_recipe(base):
+    """Return a recipe of seconds that unchains what `write_base` wrote."""
+    return load_recipe("unchain").changed(
+        start=str(base / "model"),
+        task_options={"text": [str(base / "text.txt")], "length": 32},
+        steps=8,
+        batch_size=2,
+        lr=1e-3,
+        threads=1,
+        calibration_examples=2,
+        evaluate_examples=3,
+        log_every=2,
+        checkpoint_every=4,
+    )
+
+
+def sequences(count=2, length=12, seed=0):
     return torch.randint(0, 257, (count, length), generator=torch.Generator().manual_seed(seed))

@@ -1,4 +1,4 @@
-"""The adapter as files: saved small, loaded exactly, refused for another base."""
+"""The adapter as files: small, loaded exactly, rejected for another base model."""
 
 import copy
 import json
@@ -11,13 +11,13 @@ from transformers import AutoModelForCausalLM, TrainingArguments
 
 from antiphase.pretrained import DexConfig, UnchainedModel, unchain
 from antiphase.pretrained.dex import operators
-from antiphase.training import SmallPartTrainer
-from tests.pretrained.small import FAMILIES, made, texts
+from antiphase.training import AdapterTrainer
+from tests.pretrained.small import FAMILIES, made, sequences
 
 
 @pytest.fixture
 def saved(tmp_path):
-    unchained = unchain(made("llama"), DexConfig(anneal=10), calibration=texts())
+    unchained = unchain(made("llama"), DexConfig(anneal=10), calibration=sequences())
     unchained.step = 7
     with torch.no_grad():
         for p in unchained.parameters():
@@ -30,7 +30,7 @@ def saved(tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("train", ["kvo", "adapter"])
 def test_an_adapter_comes_back_exactly(family, train, tmp_path):
-    base, ids = made(family), texts()
+    base, ids = made(family), sequences()
     unchained = unchain(copy.deepcopy(base), DexConfig(anneal=10, train=train), calibration=ids)
     optimizer = torch.optim.AdamW([p for p in unchained.parameters() if p.requires_grad], lr=1e-2)
     for step in range(20):
@@ -55,16 +55,27 @@ def test_an_adapter_comes_back_exactly(family, train, tmp_path):
         assert torch.equal(loaded(ids).logits, plain(ids).logits)
 
 
+def test_an_adapter_of_version_0_1_loads(saved):
+    """Its config calls `fraction` by the old name `share`."""
+    unchained, folder = saved
+    about = json.loads((folder / "adapter_config.json").read_text())
+    del about["lam"]
+    about["dex"]["share"] = about["dex"].pop("fraction")
+    (folder / "adapter_config.json").write_text(json.dumps(about))
+    again = UnchainedModel.from_pretrained(made("llama"), folder)
+    assert again.dex_config == unchained.dex_config
+
+
 def test_it_is_used_like_the_model_itself(saved):
     unchained, _ = saved
-    out = unchained.generate(texts(1, 4), max_new_tokens=5, do_sample=False)
+    out = unchained.generate(sequences(1, 4), max_new_tokens=5, do_sample=False)
     assert out.shape == (1, 9)
     assert unchained.config.hidden_size == 32
     with pytest.raises(AttributeError):
         _ = unchained.nonsense
 
 
-def test_only_the_small_part_is_saved(saved):
+def test_only_the_adapter_is_saved(saved):
     unchained, folder = saved
     assert {"adapter_config.json", "adapter_model.safetensors"} <= {
         p.name for p in folder.iterdir()
@@ -72,7 +83,7 @@ def test_only_the_small_part_is_saved(saved):
     about = json.loads((folder / "adapter_config.json").read_text())
     assert about["step"] == 7
     assert about["dex"]["heads"] == unchained.dex_config.heads
-    names = {name.split("self_attn.")[-1] for name in unchained.small_part()}
+    names = {name.split("self_attn.")[-1] for name in unchained.adapter_state()}
     assert names == {
         "k_proj.weight",
         "v_proj.weight",
@@ -82,7 +93,7 @@ def test_only_the_small_part_is_saved(saved):
     }
 
 
-def test_another_base_is_refused_with_both_shapes(saved):
+def test_another_base_is_rejected_with_both_shapes(saved):
     _, folder = saved
     other = made("llama", num_key_value_heads=1)
     before = {name: t.clone() for name, t in other.state_dict().items()}
@@ -112,19 +123,19 @@ def test_the_same_shape_with_other_weights_is_another_base(saved, tmp_path):
     assert all(p.requires_grad for p in wide.parameters())
 
 
-def test_what_is_saved_does_not_hang_on_what_is_frozen(saved, tmp_path):
+def test_what_is_saved_does_not_depend_on_what_is_frozen(saved, tmp_path):
     unchained, _ = saved
     unchained.requires_grad_(False)
     unchained.save_pretrained(tmp_path / "frozen")
     again = UnchainedModel.from_pretrained(made("llama"), tmp_path / "frozen")
     with torch.no_grad():
-        assert torch.equal(again(texts()).logits, unchained(texts()).logits)
+        assert torch.equal(again(sequences()).logits, unchained(sequences()).logits)
         more = unchained.base_model.model.norm.weight.requires_grad_(True)
         more.mul_(1.5)
     unchained.save_pretrained(tmp_path / "more")
     again = UnchainedModel.from_pretrained(made("llama"), tmp_path / "more")
     with torch.no_grad():
-        assert torch.equal(again(texts()).logits, unchained(texts()).logits)
+        assert torch.equal(again(sequences()).logits, unchained(sequences()).logits)
 
 
 def test_nothing_is_saved_that_cannot_be_loaded(saved, tmp_path):
@@ -139,21 +150,21 @@ def test_nothing_is_saved_that_cannot_be_loaded(saved, tmp_path):
     AutoModelForCausalLM.from_pretrained(tmp_path / "base")
 
 
-def test_an_optimiser_that_nobody_counts_is_noticed():
+def test_optimiser_steps_that_are_not_counted_cause_a_warning():
     unchained = unchain(made("llama").train(), DexConfig(heads="all"))
     optimizer = torch.optim.AdamW([p for p in unchained.parameters() if p.requires_grad], lr=1e-3)
     for _ in range(2):
-        unchained(texts(), labels=texts()).loss.backward()
+        unchained(sequences(), labels=sequences()).loss.backward()
         optimizer.step()
     with pytest.warns(UserWarning, match=r"model.step is still 0, so lam stays 0"):
-        unchained(texts(), labels=texts())
+        unchained(sequences(), labels=sequences())
     with pytest.raises(ValueError, match="step: got -1"):
         unchained.step = -1
 
 
-def test_the_trainer_counts_and_goes_on(tmp_path):
-    """With tied embeddings, which a whole state could not be saved with."""
-    data = [{"input_ids": t, "labels": t} for t in texts(40)]
+def test_the_trainer_counts_steps_and_resumes(tmp_path):
+    """With tied embeddings, with which a complete state could not be saved."""
+    data = [{"input_ids": row, "labels": row} for row in sequences(40)]
     ends = []
     for stops in ([6], [3, 6]):
         torch.manual_seed(0)
@@ -170,12 +181,10 @@ def test_the_trainer_counts_and_goes_on(tmp_path):
                 use_cpu=True,
                 disable_tqdm=True,
             )
-            trainer = SmallPartTrainer(
-                model=unchained.base_model, args=arguments, train_dataset=data
-            )
+            trainer = AdapterTrainer(model=unchained.base_model, args=arguments, train_dataset=data)
             trainer.train(resume_from_checkpoint=stop != stops[0])
         assert unchained.step == 6
-        ends.append(unchained.small_part())
+        ends.append(unchained.adapter_state())
     assert float(next(t for n, t in ends[0].items() if n.endswith("lam.learn"))) != 0
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
@@ -183,11 +192,11 @@ def test_the_trainer_counts_and_goes_on(tmp_path):
 def test_broken_files_are_named(saved):
     _, folder = saved
     weights = folder / "adapter_model.safetensors"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[:100])
+    complete = weights.read_bytes()
+    weights.write_bytes(complete[:100])
     with pytest.raises(ValueError, match="holds no adapter that can be read"):
         UnchainedModel.from_pretrained(made("llama"), folder)
-    weights.write_bytes(whole)
+    weights.write_bytes(complete)
     config = folder / "adapter_config.json"
     about = json.loads(config.read_text())
     config.write_text(json.dumps(about | {"peft_type": "LORA"}))
@@ -200,11 +209,16 @@ def test_broken_files_are_named(saved):
         UnchainedModel.from_pretrained(made("llama"), folder / "nowhere")
 
 
-def test_transformers_says_that_it_is_no_model(saved):
-    """With PEFT installed, Auto classes look at adapter_config.json, which PEFT cannot read."""
+def test_transformers_reports_that_it_is_no_model(saved):
+    """With PEFT installed, Auto classes read adapter_config.json, which PEFT does not know."""
     _, folder = saved
     with pytest.raises(ValueError, match=r"holds a DEX adapter.*UnchainedModel.from_pretrained"):
         AutoModelForCausalLM.from_pretrained(folder)
+
+
+@pytest.mark.slow
+def test_transformers_without_antiphase_names_the_kind_of_adapter(saved):
+    _, folder = saved
     code = (
         "import sys; from transformers import AutoModelForCausalLM as A\n"
         "try: A.from_pretrained(sys.argv[1])\n"

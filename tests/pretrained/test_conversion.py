@@ -1,4 +1,4 @@
-"""A pretrained model as a differential one: equal at the start, alive, refused where unlike."""
+"""Conversion to a differential model: equal at the start, trainable, rejected where unlike."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from transformers import (
 
 from antiphase import AntiphaseForCausalLM
 from antiphase.pretrained import DexConfig, to_differential, unchain
-from tests.pretrained.small import SIZES, made, texts
+from tests.pretrained.small import SIZES, made, sequences
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,8 @@ from tests.pretrained.small import SIZES, made, texts
         ("mistral", {}),
     ],
 )
-def test_the_logits_are_equal_and_every_new_parameter_is_alive(family, changes, tmp_path):
-    model, ids = made(family, **changes), texts(2, 40)
+def test_the_logits_are_equal_and_every_new_parameter_has_a_gradient(family, changes, tmp_path):
+    model, ids = made(family, **changes), sequences(2, 40)
     ours = to_differential(model)
     assert isinstance(ours, AntiphaseForCausalLM)
     with torch.no_grad():
@@ -63,7 +63,7 @@ def test_a_bf16_model_stays_bf16():
     assert ours.dtype == torch.bfloat16
     with torch.no_grad():
         torch.testing.assert_close(
-            ours(texts()).logits, model(texts()).logits, rtol=0.05, atol=0.05
+            ours(sequences()).logits, model(sequences()).logits, rtol=0.05, atol=0.05
         )
 
 

@@ -1,4 +1,4 @@
-"""DEX against its formula, by hand; which heads; what is trained; what is refused."""
+"""DEX against its formula, by hand; which heads; what is trained; what is rejected."""
 
 import copy
 import math
@@ -27,14 +27,14 @@ from antiphase import AntiphaseForCausalLM, preset
 from antiphase.analysis import capture
 from antiphase.pretrained import DexConfig, fold, unchain
 from antiphase.pretrained.dex import DexLambda, operators
-from antiphase.pretrained.head_selection import head_entropy, head_importance, most
+from antiphase.pretrained.head_selection import head_entropy, head_importance, top_heads
 from antiphase.pretrained.structure import attention_parts, trainable
-from tests.pretrained.small import FAMILIES, SIZES, llama, made, texts
+from tests.pretrained.small import FAMILIES, SIZES, llama, made, sequences
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_step_0_is_the_base_model(family):
-    model, ids = made(family), texts()
+    model, ids = made(family), sequences()
     with torch.no_grad():
         before = model(ids).logits
         unchained = unchain(model, calibration=ids)
@@ -45,7 +45,7 @@ def test_step_0_is_the_base_model(family):
 
 @pytest.mark.parametrize("sign", ["-", "+"])
 def test_a_layer_is_the_formula(sign):
-    model, ids = made("llama").double(), texts()
+    model, ids = made("llama").double(), sequences()
     parts = attention_parts(model)
     seen = {}
     hook = parts[1].module.o_proj.register_forward_pre_hook(lambda m, args: seen.update(o=args[0]))
@@ -57,7 +57,7 @@ def test_a_layer_is_the_formula(sign):
     layer = operators(model)["model.layers.1.self_attn.o_proj"]
     with torch.no_grad():
         layer.lam.learn.fill_(0.7)
-        layer.lam.at(4)
+        layer.lam.set_step(4)
         out = layer(seen["o"])
     a = 4 / 10
     lam = (1 - a) * a * (0.8 - 0.6 * math.exp(-0.3 * 1)) + a * 0.7
@@ -70,19 +70,19 @@ def test_a_layer_is_the_formula(sign):
 
 
 @given(st.integers(0, 500), st.integers(1, 200), st.floats(-1, 1))
-def test_lam_is_handed_from_its_start_to_what_is_learned(step, anneal, learn):
+def test_lam_passes_from_its_initial_to_its_learned_value(step, anneal, learn):
     lam = DexLambda(0.5, anneal, torch.tensor([[0.0], [-1.0], [1.0]]))
     with torch.no_grad():
         lam.learn.fill_(learn)
-    lam.at(step)
+    lam.set_step(step)
     a = min(1.0, step / anneal)
-    now = float(lam.now().detach())
-    assert now == pytest.approx((1 - a) * a * 0.5 + a * learn, abs=1e-6)
-    assert lam.weights().flatten().tolist() == pytest.approx([0.0, -now, now], abs=1e-6)
+    value = float(lam.value().detach())
+    assert value == pytest.approx((1 - a) * a * 0.5 + a * learn, abs=1e-6)
+    assert lam.weights().flatten().tolist() == pytest.approx([0.0, -value, value], abs=1e-6)
     if step == 0:
-        assert now == 0.0
+        assert value == 0.0
     if step >= anneal:
-        assert now == pytest.approx(learn, abs=1e-6)
+        assert value == pytest.approx(learn, abs=1e-6)
 
 
 def test_lam_init_counts_layers_from_0():
@@ -119,15 +119,15 @@ def test_every_trained_part_moves():
     optimizer = torch.optim.AdamW(trainable(unchained).values(), lr=1e-3, weight_decay=0)
     for step in range(5):
         unchained.step = step
-        unchained(texts(seed=step), labels=texts(seed=step)).loss.backward()
+        unchained(sequences(seed=step), labels=sequences(seed=step)).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     for name, p in trainable(unchained).items():
         assert not torch.equal(p, before[name]), name
 
 
-def test_entropy_is_that_of_the_whole_maps():
-    model, ids = made("gemma3"), texts(2, 70)  # more rows than are held at once
+def test_entropy_is_that_of_the_complete_maps():
+    model, ids = made("gemma3"), sequences(2, 70)  # more rows than are held in memory at once
     model.set_attn_implementation("eager")
     with torch.no_grad():
         maps = model(ids, output_attentions=True).attentions
@@ -136,12 +136,12 @@ def test_entropy_is_that_of_the_whole_maps():
     for entropy, A in zip(found, maps, strict=True):
         expected = torch.special.entr(A.double()).sum(-1).mean((0, 2))
         torch.testing.assert_close(entropy, expected, rtol=1e-4, atol=1e-5)
-    assert most(found, 0.5) == most(head_entropy(model, ids), 0.5)  # reproducible
+    assert top_heads(found, 0.5) == top_heads(head_entropy(model, ids), 0.5)  # reproducible
     assert model.config._attn_implementation == "sdpa"
 
 
 def test_importance_is_the_slope_of_the_loss():
-    model, ids = made("llama").double(), texts(1)
+    model, ids = made("llama").double(), sequences(1)
     parts = attention_parts(model)
     found = head_importance(model, parts, ids)
     layer, head, eps = 1, 2, 1e-2
@@ -163,16 +163,16 @@ def test_importance_is_the_slope_of_the_loss():
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_most_takes_the_highest_and_of_equals_the_first():
+def test_top_heads_have_the_highest_scores_and_of_equals_the_first():
     scores = [torch.tensor([1.0, 3.0, 3.0, 2.0]), torch.zeros(4)]
-    assert most(scores, 0.5) == [[1, 2], [0, 1]]
-    assert most(scores, 0.01) == [[1], [0]]
+    assert top_heads(scores, 0.5) == [[1, 2], [0, 1]]
+    assert top_heads(scores, 0.01) == [[1], [0]]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_folding_gives_a_plain_model_with_the_same_logits(family, dtype):
-    model, ids = made(family).to(dtype), texts()
+    model, ids = made(family).to(dtype), sequences()
     kind = type(model)
     names = set(model.state_dict())
     unchained = unchain(model, DexConfig(anneal=10), calibration=ids)
@@ -195,7 +195,7 @@ def test_folding_gives_a_plain_model_with_the_same_logits(family, dtype):
     assert all(p.requires_grad for p in plain.parameters())  # it can be trained again, all of it
 
 
-def test_a_bf16_model_is_folded_in_wide_numbers():
+def test_a_bf16_model_is_folded_in_fp64():
     model = made("llama").bfloat16()
     wide = copy.deepcopy(model).float()
     results = []
@@ -215,7 +215,7 @@ def test_a_bf16_model_is_folded_in_wide_numbers():
     ("options", "message"),
     [
         ({"heads": "best"}, "heads: got 'best', allowed are entropy, importance, all"),
-        ({"share": 0.0}, "share: got 0.0"),
+        ({"fraction": 0.0}, "fraction: got 0.0"),
         ({"anneal": 0}, "anneal: got 0, expected at least 1 step"),
         ({"anneal": 2.5}, "anneal: got 2.5, expected a whole number"),
         ({"sign": "x"}, "sign: got 'x', expected '-' or '.'"),
@@ -225,22 +225,22 @@ def test_a_bf16_model_is_folded_in_wide_numbers():
         ({"heads": [0, 1]}, "heads: got"),
     ],
 )
-def test_options_that_make_no_sense_are_named(options, message):
+def test_invalid_options_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         DexConfig(**options)
 
 
-def test_heads_that_are_not_there_are_named():
+def test_heads_that_do_not_exist_are_named():
     with pytest.raises(ValueError, match="got lists for 1 layers, the model has 2"):
         unchain(made("llama"), DexConfig(heads=[[0]]))
     with pytest.raises(ValueError, match=r"layer 1 has heads 0 to 3, not \[7\]"):
         unchain(made("llama"), DexConfig(heads=[[0], [7]]))
-    with pytest.raises(ValueError, match="needs calibration texts"):
+    with pytest.raises(ValueError, match="needs calibration sequences"):
         unchain(made("llama"))
 
 
-@pytest.mark.parametrize("ids", [texts()[0], texts()[:0], [[1, 2]]])
-def test_calibration_that_is_none_is_named(ids):
+@pytest.mark.parametrize("ids", [sequences()[0], sequences()[:0], [[1, 2]]])
+def test_invalid_calibration_is_named(ids):
     model = made("llama")
     with pytest.raises(ValueError, match=r"calibration: got .*, expected token ids \[n, T\]"):
         unchain(model, calibration=ids)
@@ -253,12 +253,12 @@ def test_dropout_does_not_choose_heads():
     for seed in range(4):
         model = made("llama", attention_dropout=0.5).train()
         torch.manual_seed(seed)
-        chosen.add(str(unchain(model, calibration=texts()).dex_config.heads))
+        chosen.add(str(unchain(model, calibration=sequences()).dex_config.heads))
         assert model.training
     assert len(chosen) == 1
 
 
-def test_entropy_knows_caps_and_sinks():
+def test_entropy_includes_soft_caps_and_sinks():
     """Gemma2 caps its scores and runs eagerly; GPT-OSS has learned sinks."""
     small = {**SIZES, "sliding_window": 8}
     capped = Gemma2ForCausalLM(Gemma2Config(**small, attn_logit_softcapping=2.0)).eval()
@@ -268,18 +268,18 @@ def test_entropy_knows_caps_and_sinks():
     for model in (capped, sunk.eval()):
         model.set_attn_implementation("eager")
         with torch.no_grad():
-            out = model(texts(), output_attentions=True)
-        seen = capture(model, texts(), torch.arange(12).expand(2, -1))
+            out = model(sequences(), output_attentions=True)
+        seen = capture(model, sequences(), torch.arange(12).expand(2, -1))
         torch.testing.assert_close(seen.logits, out.logits, rtol=1e-4, atol=1e-4)
         for layer, A in zip(seen.layers, out.attentions, strict=True):
             torch.testing.assert_close(layer.signal, A[..., :12], rtol=1e-4, atol=1e-5)
-        unchained = unchain(model, calibration=texts())
+        unchained = unchain(model, calibration=sequences())
         assert model.config._attn_implementation == "eager"
         with torch.no_grad():
-            assert torch.equal(unchained(texts()).logits, out.logits)
+            assert torch.equal(unchained(sequences()).logits, out.logits)
 
 
-def test_a_differential_model_is_refused():
+def test_a_differential_model_is_rejected():
     theirs = DiffLlamaForCausalLM(DiffLlamaConfig(**SIZES))
     for model in (theirs, AntiphaseForCausalLM(preset("nano", "diff_v1"))):
         with pytest.raises(ValueError, match="is differential already"):
@@ -292,18 +292,18 @@ def test_a_vision_tower_is_left_alone():
     text = {**SIZES, "model_type": "mistral"}
     config = Mistral3Config(text_config=text, vision_config={**vision, "model_type": "pixtral"})
     model = Mistral3ForConditionalGeneration(config).eval()
-    unchained = unchain(model, calibration=texts())
+    unchained = unchain(model, calibration=sequences())
     assert all("language_model" in name for name in operators(unchained))
     assert next(iter(operators(unchained).values())).lam.lam_init == pytest.approx(0.2)
 
 
-def test_an_unknown_architecture_is_told_what_was_looked_for():
+def test_the_error_for_an_unknown_architecture_says_what_is_needed():
     model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=20))
     with pytest.raises(ValueError, match=r"no attention with q_proj, k_proj.*GPT2Attention"):
         unchain(model, DexConfig(heads="all"))
 
 
-def test_a_base_that_cannot_be_folded_is_refused():
+def test_a_base_that_cannot_be_folded_is_rejected():
     tied = made("llama")
     tied.model.layers[1].self_attn.o_proj.weight = tied.model.layers[0].self_attn.o_proj.weight
     with pytest.raises(ValueError, match=r"layers.0.*layers.1.*are one tensor"):

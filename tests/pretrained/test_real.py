@@ -21,12 +21,12 @@ def base():
 
 @pytest.fixture(scope="module")
 def ids():
-    texts = Language(split="validation", size=2, length=128, tokenizer=str(smollm2()))
-    return torch.stack([texts[i]["input_ids"] for i in range(2)])
+    data = Language(split="validation", size=2, length=128, tokenizer=str(smollm2()))
+    return torch.stack([data[i]["input_ids"] for i in range(2)])
 
 
 @torch.no_grad()
-def test_the_whole_path_keeps_its_logits(base, ids, tmp_path):
+def test_the_complete_path_keeps_its_logits(base, ids, tmp_path):
     expected = base(ids).logits
     unchained = unchain(copy.deepcopy(base), DexConfig(anneal=10), calibration=ids)
     again = unchain(copy.deepcopy(base), DexConfig(anneal=10), calibration=ids)
@@ -47,7 +47,7 @@ def test_the_whole_path_keeps_its_logits(base, ids, tmp_path):
     assert float(far) < 1e-4
 
 
-def test_a_gguf_model_is_made_plain_first(ids):
+def test_a_gguf_model_has_to_be_made_plain_first(ids):
     source = _gguf()
     read = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name)
     with pytest.raises(ValueError, match=r"is quantised \(gguf\).*plain\(model\) first"):
@@ -58,12 +58,12 @@ def test_a_gguf_model_is_made_plain_first(ids):
 
 
 @torch.no_grad()
-def test_as_a_differential_model_it_says_the_same(base, ids):
+def test_as_a_differential_model_it_generates_the_same(base, ids):
     ours = to_differential(base)
     expected = base(ids).logits
     far = (ours(ids).logits - expected).abs().max() / expected.abs().max()
     assert float(far) < 1e-4
     tokenizer = AutoTokenizer.from_pretrained(smollm2())
     prompt = tokenizer("The capital of France is", return_tensors="pt")["input_ids"]
-    texts = [m.generate(prompt, max_new_tokens=8, do_sample=False).tolist() for m in (base, ours)]
-    assert texts[0] == texts[1]
+    found = [m.generate(prompt, max_new_tokens=8, do_sample=False).tolist() for m in (base, ours)]
+    assert found[0] == found[1]

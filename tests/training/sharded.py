@@ -1,4 +1,4 @@
-"""Train a tiny model, sharded by FSDP2 under torchrun or whole; then load what shards saved."""
+"""Train a tiny model, sharded by FSDP2 under torchrun or not; then load what the shards saved."""
 
 import os
 import sys

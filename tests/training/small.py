@@ -1,4 +1,4 @@
-"""A run of seconds."""
+"""A run of seconds, and how two runs are compared."""
 
 import shutil
 from pathlib import Path
@@ -31,13 +31,13 @@ def untimed(folder: Path) -> list[dict]:
     return [{k: v for k, v in line.items() if k not in TIMED} for line in read_metrics(folder)]
 
 
-def assert_same_end(a: Path, b: Path) -> None:
+def assert_same_end(one: Path, other: Path) -> None:
     """Weights bit by bit, and every metric that is not a time."""
-    one, two = weights(a), weights(b)
-    assert one.keys() == two.keys()
-    for name in one:
-        assert torch.equal(one[name], two[name]), name
-    assert untimed(a) == untimed(b)
+    found, expected = weights(one), weights(other)
+    assert found.keys() == expected.keys()
+    for name in found:
+        assert torch.equal(found[name], expected[name]), name
+    assert untimed(one) == untimed(other)
 
 
 def unfinished(finished: Path, folder: Path) -> Path:

@@ -5,8 +5,9 @@ import itertools
 import pytest
 
 from antiphase.models import preset
+from antiphase.models.locate import shipped_models
 from antiphase.training.recipe import Recipe, apply_settings, built_in, load_recipe
-from antiphase.training.schedule import lr_share
+from antiphase.training.schedule import lr_factor
 
 
 def test_built_in_recipes_load_and_name_real_things():
@@ -16,13 +17,14 @@ def test_built_in_recipes_load_and_name_real_things():
         "needle-nano",
         "paper-1.4b",
         "paper-2.8b",
+        "unchain",
     ]
     for name in built_in():
         recipe = load_recipe(name)
         preset(recipe.size, recipe.attention)
 
 
-def test_a_recipe_survives_its_file(tmp_path):
+def test_a_recipe_loads_from_its_yaml_unchanged(tmp_path):
     recipe = load_recipe("needle-nano").changed(seed=7, attention_options={"lam": 0.5})
     (tmp_path / "recipe.yaml").write_text(recipe.as_yaml())
     assert load_recipe(str(tmp_path / "recipe.yaml")) == recipe
@@ -65,13 +67,50 @@ def test_any_field_can_be_set():
         (["report=tensorboard"], "report: got 'tensorboard', expected a list, each a string"),
         (["task_options="], "task_options: got None, expected names and their values"),
         (["warmup=-3"], "warmup: got -3.0, expected at least 0"),
-        (["accumulate=3"], "3 parts do not divide batch_size 32"),
+        (["accumulate=3"], "batch_size 32 does not divide into 3 micro-batches"),
         (["log_every=30"], "checkpoint_every: 100 is no multiple of log_every 30"),
     ],
 )
 def test_bad_settings_say_what_is_allowed(settings, message):
     with pytest.raises(ValueError, match=message):
         apply_settings(Recipe(), settings)
+
+
+def test_recipes_of_existing_runs_load(tmp_path):
+    for folder in shipped_models().values():
+        assert load_recipe(str(folder / "recipe.yaml")).on_divergence == "stop"
+    (tmp_path / "old.yaml").write_text("on_trouble: skip")
+    assert load_recipe(str(tmp_path / "old.yaml")).on_divergence == "skip"
+
+
+def test_a_start_without_a_method_trains_everything():
+    recipe = Recipe(start="smollm2", task="language")
+    assert (recipe.method, recipe.variant, recipe.title) == (
+        "full",
+        "full",
+        "smollm2, full, seed 0",
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["attention=standard"], "attention: got 'standard', but attention describes a new model"),
+        (["size=mini"], "size: got 'mini', but size describes a new model"),
+        (["model.hidden_size=8"], "model: got .*, but model describes a new model"),
+        (["milestones=[1]"], "milestones is for new models only and the run starts from 'smollm2'"),
+        (["method=dx"], "method: got 'dx', allowed are dex, plus-sign"),
+        (["method=dex", "method_options.depth=3"], "method 'dex' has no option 'depth'; its opt"),
+        (["method=dex", "method_options.anneal=0"], "method 'dex', anneal: got 0"),
+        (["method=plus-sign", "method_options.sign=-"], "method 'plus-sign' fixes sign='.'; leave"),
+        (["method=lora", "method_options.rank=0"], "method 'lora', rank: got 0"),
+        (["method=full", "method_options.rank=1"], "method 'full' has no option 'rank'; it has no"),
+        (["start=", "method=dex"], "method: is for a pretrained model; set start, too"),
+    ],
+)
+def test_a_start_rejects_what_does_not_fit(settings, message):
+    with pytest.raises(ValueError, match=message):
+        apply_settings(Recipe(start="smollm2"), settings)
 
 
 def test_broken_recipe_files_are_named(tmp_path):
@@ -90,16 +129,16 @@ def test_broken_recipe_files_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd", "constant"])
-def test_schedules_rise_hold_and_fall(schedule):
+def test_schedules_warm_up_hold_and_decay(schedule):
     recipe = Recipe(steps=1000, warmup=100, schedule=schedule, final_lr=0.1, decay=0.25)
-    shares = [lr_share(step, recipe) for step in range(1001)]
-    assert shares[0] == pytest.approx(0.01, abs=0.005)
-    assert max(shares) == pytest.approx(1.0, abs=0.01)
-    assert all(b >= a for a, b in itertools.pairwise(shares[:101]))
-    assert all(b <= a + 1e-12 for a, b in itertools.pairwise(shares[100:]))
-    assert shares[1000] == pytest.approx(1.0 if schedule == "constant" else 0.1)
+    factors = [lr_factor(step, recipe) for step in range(1001)]
+    assert factors[0] == pytest.approx(0.01, abs=0.005)
+    assert max(factors) == pytest.approx(1.0, abs=0.01)
+    assert all(b >= a for a, b in itertools.pairwise(factors[:101]))
+    assert all(b <= a + 1e-12 for a, b in itertools.pairwise(factors[100:]))
+    assert factors[1000] == pytest.approx(1.0 if schedule == "constant" else 0.1)
     if schedule == "wsd":
-        assert shares[700] == 1.0
-    assert lr_share(50, Recipe(steps=1000, warmup=0.1)) == lr_share(
+        assert factors[700] == 1.0
+    assert lr_factor(50, Recipe(steps=1000, warmup=0.1)) == lr_factor(
         50, Recipe(steps=1000, warmup=100)
     )

@@ -1,4 +1,4 @@
-"""A run: what it writes, how it goes on after a kill, and what it refuses."""
+"""A run: what it writes, how it resumes after a kill, and what it rejects."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from tests.training.small import SMALL, assert_same_end, unfinished, untimed, we
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
-    return train(SMALL, tmp_path_factory.mktemp("run") / "whole", quiet=True)
+    return train(SMALL, tmp_path_factory.mktemp("run") / "complete", quiet=True)
 
 
 def test_a_run_folder_has_everything(finished):
@@ -55,15 +55,15 @@ def test_the_same_recipe_gives_the_same_run(finished, tmp_path):
     assert_same_end(train(SMALL, tmp_path / "again", quiet=True), finished)
 
 
-def test_accumulation_is_the_same_batch_in_parts(finished, tmp_path):
+def test_accumulation_is_the_same_batch_in_micro_batches(finished, tmp_path):
     parts = train(SMALL.changed(accumulate=4), tmp_path / "parts", quiet=True)
-    for a, b in zip(untimed(parts), untimed(finished), strict=True):
-        assert a["step"] == b["step"]
-        assert a.get("loss", 0) == pytest.approx(b.get("loss", 0), rel=1e-4)
+    for found, expected in zip(untimed(parts), untimed(finished), strict=True):
+        assert found["step"] == expected["step"]
+        assert found.get("loss", 0) == pytest.approx(expected.get("loss", 0), rel=1e-4)
 
 
 def test_a_run_is_not_overwritten_without_force(finished, tmp_path):
-    with pytest.raises(ValueError, match="go on with --resume, or overwrite with --force"):
+    with pytest.raises(ValueError, match="resume with --resume, or overwrite with --force"):
         train(SMALL, finished, quiet=True)
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("gold")
@@ -108,7 +108,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
     assert named in err
 
 
-def test_without_a_whole_checkpoint_it_starts_again(finished, tmp_path):
+def test_without_a_complete_checkpoint_it_starts_again(finished, tmp_path):
     folder = unfinished(finished, tmp_path / "r")
     (folder / "checkpoints" / "checkpoint-20" / "manifest.json").unlink()
     assert_same_end(resume(folder, quiet=True), finished)
@@ -134,7 +134,7 @@ def test_bad_fields_of_the_model_are_named_before_anything_is_written(fields, me
     assert not (tmp_path / "r").exists()
 
 
-def test_another_model_is_refused_on_resume(finished, tmp_path):
+def test_another_model_is_rejected_on_resume(finished, tmp_path):
     folder = unfinished(finished, tmp_path / "r")
     recipe = (folder / "recipe.yaml").read_text()
     (folder / "recipe.yaml").write_text(recipe.replace("hidden_size: 32", "hidden_size: 64"))
@@ -142,7 +142,7 @@ def test_another_model_is_refused_on_resume(finished, tmp_path):
         resume(folder, quiet=True)
 
 
-def test_a_missing_card_is_written_again_and_spoilt_metrics_do_no_harm(finished, tmp_path):
+def test_a_missing_card_is_written_again_and_damaged_metrics_are_ignored(finished, tmp_path):
     folder = tmp_path / "r"
     shutil.copytree(finished, folder)
     (folder / "README.md").unlink()
@@ -152,7 +152,7 @@ def test_a_missing_card_is_written_again_and_spoilt_metrics_do_no_harm(finished,
     assert "accuracy" in (folder / "README.md").read_text()
 
 
-def test_a_changed_vocabulary_is_refused(finished, tmp_path):
+def test_a_changed_vocabulary_is_rejected(finished, tmp_path):
     folder = unfinished(finished, tmp_path / "r")
     recipe = (folder / "recipe.yaml").read_text()
     (folder / "recipe.yaml").write_text(recipe.replace("values: 4", "values: 5"))
@@ -226,7 +226,7 @@ def test_a_compiled_run_is_nearly_the_same(finished, tmp_path):
     AutoModelForCausalLM.from_pretrained(folder / "model")
 
 
-def test_a_language_run_ends_with_its_tokenizer_and_refuses_another_text(tmp_path, monkeypatch):
+def test_a_language_run_ends_with_its_tokenizer_and_rejects_another_text(tmp_path, monkeypatch):
     monkeypatch.setenv("ANTIPHASE_CACHE", str(tmp_path / "cache"))
     text = tmp_path / "text"
     text.mkdir()
@@ -235,14 +235,16 @@ def test_a_language_run_ends_with_its_tokenizer_and_refuses_another_text(tmp_pat
     recipe = SMALL.changed(
         task="language", task_options={"text": str(text), "length": 32}, evaluate_examples=4
     )
-    whole = train(recipe, tmp_path / "whole", quiet=True)
-    tokenizer = AutoTokenizer.from_pretrained(whole / "model")
+    complete = train(recipe, tmp_path / "complete", quiet=True)
+    tokenizer = AutoTokenizer.from_pretrained(complete / "model")
     assert tokenizer.decode(tokenizer("told twice")["input_ids"]) == "told twice"
-    assert len(tokenizer) == AutoModelForCausalLM.from_pretrained(whole / "model").config.vocab_size
-    scored = [line for line in read_metrics(whole) if "held_out_loss" in line]
+    assert (
+        len(tokenizer) == AutoModelForCausalLM.from_pretrained(complete / "model").config.vocab_size
+    )
+    scored = [line for line in read_metrics(complete) if "held_out_loss" in line]
     assert scored[-1]["held_out_recall_loss"] < scored[-1]["held_out_other_loss"]
-    assert_same_end(resume(unfinished(whole, tmp_path / "same"), quiet=True), whole)
-    other = unfinished(whole, tmp_path / "other")
+    assert_same_end(resume(unfinished(complete, tmp_path / "same"), quiet=True), complete)
+    other = unfinished(complete, tmp_path / "other")
     (text / "new.txt").write_text("More.")
     with pytest.raises(ValueError, match="has changed since this run began"):
         resume(other, quiet=True)

@@ -7,7 +7,7 @@ from antiphase.experiments.report.markdown import as_markdown
 from antiphase.experiments.report.rows import cell_text, verdict_rows
 from antiphase.experiments.report.static import write_figures
 from antiphase.experiments.results import Study
-from antiphase.training.checkpoints import write_whole
+from antiphase.training.checkpoints import write_atomic
 
 __all__ = ["cell_text", "verdict_rows", "write_report"]
 
@@ -16,5 +16,5 @@ def write_report(study: Study, folder: Path) -> Path:
     """Write report.html, report.md and figures/ into a folder; return the page."""
     write_html(study, folder / "report.html")
     write_figures(study.results, folder / "figures")
-    write_whole(folder / "report.md", as_markdown(study))
+    write_atomic(folder / "report.md", as_markdown(study))
     return folder / "report.html"

@@ -27,7 +27,7 @@ from antiphase.experiments.report.rows import (
 )
 from antiphase.experiments.results import Result, Study
 from antiphase.experiments.verdicts import READINGS, Verdict
-from antiphase.training.checkpoints import write_whole
+from antiphase.training.checkpoints import write_atomic
 
 STYLE = """
 :root { --line: #d0d4da; --soft: #f5f6f8; }
@@ -78,7 +78,7 @@ def write_html(study: Study, path: Path) -> None:
         f"<title>Antiphase lab</title><style>{STYLE}</style>"
         f"<script>{script}</script></head><body>{''.join(body)}</body></html>"
     )
-    write_whole(path, page)
+    write_atomic(path, page)
 
 
 def _section(result: Result) -> str:

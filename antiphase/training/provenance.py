@@ -1,0 +1,76 @@
+"""What a run was started on and from, stored in its folder and compared when it is resumed."""
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import torch
+
+from antiphase import __version__
+from antiphase.cpu import cpu_name
+from antiphase.models import AntiphaseConfig
+from antiphase.tasks import Language
+from antiphase.training.checkpoints import read_json, write_atomic
+from antiphase.training.recipe import Recipe
+
+ENVIRONMENT, CORPUS, START = "environment.json", "text.json", "start.json"
+
+
+def environment() -> dict[str, Any]:
+    """Return the versions and the machine that a run uses."""
+    packages = ("torch", "transformers", "accelerate", "numpy")
+    return {
+        "antiphase": __version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        **{name: version(name) for name in packages},
+    }
+
+
+def check_corpus(folder: Path, recipe: Recipe, data: Language) -> None:
+    """Store the identity of a run's text, or raise if it began with another text or tokenizer."""
+    found = dict(data.packed.manifest)
+    if recipe.start is not None and "tokenizer" not in recipe.task_options:
+        found["tokenizer"] = recipe.start  # wherever it is stored
+    what = "the text, its tokenizer or Python's version"
+    _store_or_compare(folder / CORPUS, found, ("sha256", "tokenizer", "tokens"), what)
+
+
+def check_start(folder: Path, recipe: Recipe, found: dict[str, Any]) -> None:
+    """Store the identity of a pretrained model, or raise if the run began with other weights."""
+    what = f"the model {recipe.start!r} (its weights)"
+    _store_or_compare(folder / START, found, ("weights",), what)
+
+
+def _store_or_compare(path: Path, found: dict[str, Any], fields: Sequence[str], what: str) -> None:
+    if not path.exists():
+        write_atomic(path, json.dumps(found, indent=1))
+        return
+    before = read_json(path)
+    if any(before.get(name) != found[name] for name in fields):
+        raise ValueError(
+            f"{path}: {what} has changed since this run began; restore it, or start a new run"
+        )
+
+
+def require_same_model(checkpoint: Path, config: AntiphaseConfig) -> None:
+    """Raise unless a checkpoint's weights belong to a model of this configuration."""
+    saved, now = AntiphaseConfig.from_pretrained(checkpoint).to_dict(), config.to_dict()
+    if saved["vocab_size"] != now["vocab_size"]:
+        raise ValueError(
+            f"{checkpoint}: was trained with a vocabulary of {saved['vocab_size']}, the task now "
+            f"has {now['vocab_size']}; the task, its text or its tokenizer has changed since"
+        )
+    for name in get_type_hints(AntiphaseConfig.__init__):
+        if name != "use_cache" and name in now and saved.get(name) != now[name]:
+            raise ValueError(
+                f"{checkpoint}: was trained with {name} = {saved.get(name)}, the recipe now says "
+                f"{now[name]}; resume with the recipe that the run began with, or start a new run"
+            )
