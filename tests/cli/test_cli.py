@@ -272,7 +272,7 @@ def test_a_run_that_stops_early_exits_with_130(tmp_path: Path, monkeypatch):
     from antiphase.training.stopping import StoppedError
 
     def stop(*args, **kwargs):
-        raise StoppedError("stopped at step 3 of 9; resume with --resume")
+        raise StoppedError(3, 9, "resume with --resume")
 
     monkeypatch.setattr(run, "train", stop)
     result = invoke("train", "--task", "needle", "--out", str(tmp_path / "run"))
