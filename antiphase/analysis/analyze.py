@@ -71,7 +71,6 @@ class Analysis:
         singular_values: per layer, by name of the map, largest first.
         mass_by_depth: (depth of the answer, fraction of |A| on R), over all heads and layers.
         maps: the complete maps of the first sequence's start, per layer, by name: [h, T, T] each.
-
     """
 
     model: str
@@ -103,7 +102,6 @@ def analyze(model: Any, ids: Tensor, truth: GroundTruth) -> Analysis:
     Returns:
         Metrics as means over sequences and rows. Metrics of A2 are left out for models with one map
         per head, metrics of R where no answers are known.
-
     """
     name = getattr(model.config, "attention", type(model).__name__)
     heads, layers, on_answer = [], [], []

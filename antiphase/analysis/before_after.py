@@ -49,7 +49,6 @@ class ModelScores:
         answer: fraction of attention on the needle, the mean over heads and layers, [questions].
         noise: fraction on all other tokens.
         sink: fraction on the first token.
-
     """
 
     loss: Array
@@ -82,7 +81,6 @@ def score_model(
 
     Returns:
         One value per sequence or question.
-
     """
     training = model.training
     model.eval()

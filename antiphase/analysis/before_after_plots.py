@@ -22,7 +22,6 @@ def draw_change(results: dict[str, Any], path: Path) -> bool:
 
     Returns:
         Whether it was drawn; not without matplotlib.
-
     """
     plt = pyplot()
     if plt is None:
@@ -56,7 +55,6 @@ def draw_against(effects: dict[str, dict[str, Interval]], path: Path) -> bool:
 
     Returns:
         Whether it was drawn; not without matplotlib.
-
     """
     plt = pyplot()
     if plt is None:

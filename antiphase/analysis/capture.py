@@ -40,7 +40,6 @@ class LayerMaps:
         lam: [B, h, n, 1]; None with one map per head.
         scores: attention logits of each map, -inf at masked positions; with `scores=True`.
         outputs: [B, T, h, dv], what each head passes to W_O; with `outputs=True`.
-
     """
 
     signal: Tensor
@@ -60,7 +59,6 @@ class CapturedMaps:
         rows: [B, n], the rows that were captured.
         logits: [B, n, vocabulary size], the model's logits at those rows.
         hidden: hidden states [B, T, D] before the first layer and after each; with `hidden=True`.
-
     """
 
     layers: list[LayerMaps]
@@ -95,7 +93,6 @@ def capture(
 
     Raises:
         ValueError: rows outside the sequences, or a model whose attention cannot be observed.
-
     """
     if type(model).__name__ == "DiffLlamaForCausalLM":
         model = from_diffllama(model)
@@ -216,7 +213,6 @@ def projections(model: AntiphaseForCausalLM, ids: Tensor) -> tuple[list[Heads], 
 
     Returns:
         The heads of each layer, and the hidden states [B, T, D] before each layer and at the end.
-
     """
     found: list[Heads] = []
 

@@ -33,7 +33,6 @@ def compare_runs(folders: list[Path]) -> list[RunGroup]:
 
     Raises:
         ValueError: a run without scores, or two runs of the same recipe and seed.
-
     """
     found: dict[str, list[tuple[Recipe, Path]]] = {}
     for folder in folders:

@@ -19,7 +19,6 @@ class GroundTruth:
         sink: [B, n, T], S: the first token.
         irrelevant: [B, n, T], I: every other visible position.
         depth: [B, n], where the answer is, from 0 (start) to 1 (the row itself).
-
     """
 
     rows: Tensor
@@ -47,7 +46,6 @@ def ground_truth(examples: Examples, last: int | None = None) -> GroundTruth:
 
     Raises:
         ValueError: the sequences do not all have the same number of targets.
-
     """
     targets = examples.roles == Role.TARGET
     counts = set(targets.sum(1).tolist())

@@ -82,7 +82,6 @@ def draw_map_figure(
     Raises:
         ValueError: a model was not trained on the needle task, the two were trained with different
             options of it, `standard` has two maps per head, or `differential` has one.
-
     """
     disable_progress_bar()  # of loading the two small models
     sequence = _sequence(_task_options(standard, differential), example, seed)

@@ -30,7 +30,6 @@ def draw_analysis(analysis: Analysis, folder: Path) -> list[Path]:
 
     Returns:
         The files that were written.
-
     """
     import matplotlib
 

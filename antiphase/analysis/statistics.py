@@ -32,7 +32,6 @@ class Interval:
         seeds: number of seeds.
         by_seed: the mean of each seed, from which the interval can be computed anew; None in
             studies that did not store it.
-
     """
 
     mean: float
@@ -70,7 +69,6 @@ def bootstrap(values: Values, seed: int = 0) -> Interval:
 
     Raises:
         ValueError: a seed without values, or values that are not finite.
-
     """
     seeds = [np.asarray(v, dtype=np.float64).ravel() for v in values]
     if not seeds or any(len(v) == 0 for v in seeds):
@@ -100,7 +98,6 @@ def student_t(by_seed: Sequence[float]) -> Interval:
 
     Returns:
         The mean and its 95% interval; with one seed the ends are NaN.
-
     """
     kept = tuple(float(v) for v in by_seed)
     n = len(kept)
@@ -117,7 +114,6 @@ def difference(one: Values, other: Values) -> Values:
 
     Raises:
         ValueError: the two sides do not hold the same number of examples per seed.
-
     """
     if [len(v) for v in one] != [len(v) for v in other]:
         raise ValueError(

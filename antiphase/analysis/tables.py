@@ -24,7 +24,6 @@ def tables(analysis: Analysis, title: str, width: int = 80) -> Iterator[Table]:
         title: name of the model, for the first table's title.
         width: columns of the terminal. Tables that would be wider are split, so that no number is
             cut off.
-
     """
     heads = analysis.heads
     name = title if title == analysis.model else f"{title} ({analysis.model})"

@@ -46,7 +46,6 @@ def load_target(
     Raises:
         ValueError: the model cannot be loaded, has no tokenizer for text, or its vocabulary is too
             small for the task.
-
     """
     folder = Path(locate_model(name))
     recipe = training_recipe(folder)

@@ -42,7 +42,6 @@ class Attention(nn.Module, ABC):
 
     Raises:
         ValueError: sizes that do not fit together, or an option that the mechanism does not have.
-
     """
 
     name: ClassVar[str]
@@ -97,7 +96,6 @@ class Attention(nn.Module, ABC):
             causal: aligned to the last key.
             mask: None or [B | 1, h | 1, Tq | 1, Tk], boolean (True: attend) or additive.
             backend: of `antiphase.ops`.
-
         """
 
     @abstractmethod
@@ -116,7 +114,6 @@ class Attention(nn.Module, ABC):
         Returns:
             `signal` (A1) and `difference` (the map that is applied to V); with a noise term also
             `noise` (A2) and `lam` [B, h, Tq, 1].
-
         """
 
     @property
@@ -163,7 +160,6 @@ class Attention(nn.Module, ABC):
 
         Returns:
             [B, T, D], or with `return_maps` that and a dictionary of maps [B, h, T, Tk].
-
         """
         if context is not None and causal:
             raise ValueError("causal: a context has no order with x; pass causal=False")

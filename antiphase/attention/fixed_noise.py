@@ -36,7 +36,6 @@ class FixedNoiseOptions(NoiseOptions):
 
     Args:
         gate: "learned" weights g = exp(w . x), or the parameter-free running "mean".
-
     """
 
     gate: Literal["learned", "mean"] = "learned"

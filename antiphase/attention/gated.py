@@ -19,7 +19,6 @@ class GatedOptions:
 
     Args:
         elementwise: one gate per channel of each head, instead of one per head.
-
     """
 
     elementwise: bool = False

@@ -28,7 +28,6 @@ class GroupedOptions(NoiseOptions):
 
     Args:
         ratio: signal heads per noise head.
-
     """
 
     ratio: int = 3

@@ -77,7 +77,6 @@ def rope(t: Tensor, width: int, rotary: Rotary) -> Tensor:
 
     Returns:
         [B, T, heads * width].
-
     """
     if not rotary:
         return t

@@ -26,7 +26,6 @@ class LowDimNoiseOptions(NoiseOptions):
 
     Args:
         rank: channels of the noise's queries and keys; even where RoPE is applied.
-
     """
 
     rank: int = 8

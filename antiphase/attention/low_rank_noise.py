@@ -36,7 +36,6 @@ class LowRankNoiseOptions(NoiseOptions):
 
     Args:
         rank: features of the noise's queries and keys.
-
     """
 
     rank: int = 8

@@ -19,7 +19,6 @@ class NoiseOptions:
         lam: "learned", or a constant.
         lam_init: "depth" for 0.8 - 0.6 exp(-0.3 layer), or a constant.
         head_norm: "rms" (with the factor 1 - lam_init), one learned "scalar", or "none".
-
     """
 
     lam: Literal["learned"] | float = "learned"
@@ -74,7 +73,6 @@ class Lambda(Float32Parameters):
         width: of the four vectors; the paper's is the head width d.
         layer: counted from 0, for `lam_init="depth"`.
         options: `lam` and `lam_init`.
-
     """
 
     q1: nn.Parameter
@@ -119,7 +117,6 @@ class HeadNorm(Float32Parameters):
         factor: of "rms". V1 takes 1 - lam_init, so that gradients flow as in standard attention
             (arXiv 2410.05258). It belongs to the norm: the other kinds have no factor.
         eps: added to the mean square.
-
     """
 
     def __init__(self, kind: str, width: int, factor: float, eps: float) -> None:
@@ -159,7 +156,6 @@ def halve_heads(name: str, num_heads: int, num_kv_heads: int) -> tuple[int, int]
 
     Raises:
         ValueError: a number of heads is odd.
-
     """
     for what, n in {"num_heads": num_heads, "num_kv_heads": num_kv_heads}.items():
         if n % 2:

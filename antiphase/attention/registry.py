@@ -49,7 +49,6 @@ def mechanism(name: str) -> "type[Attention]":
 
     Raises:
         ValueError: there is none of that name; says which names there are.
-
     """
     if name not in MECHANISMS:
         from antiphase.options import nearest  # only for the error, not for `import antiphase`

@@ -22,7 +22,6 @@ def new_key_padding(name: str, heads: Heads, mask: Tensor | None) -> Tensor | No
     Raises:
         ValueError: the mask differs by query or head, or is additive. A running sum over the keys
             is the same for all queries and cannot leave out a key for some of them.
-
     """
     if mask is None:
         return None
@@ -50,7 +49,6 @@ def visible_keys(name: str, heads: Heads, *, causal: bool, mask: Tensor | None) 
 
     Raises:
         ValueError: the noise keys of earlier calls are gone, or the mask is additive.
-
     """
     if heads.new != heads.k.shape[2]:
         raise ValueError(

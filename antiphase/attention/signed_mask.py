@@ -23,7 +23,6 @@ class SignedMaskOptions:
 
     Args:
         rank: channels of the bilinear form that gives the sign.
-
     """
 
     rank: int = 8

@@ -22,7 +22,6 @@ class StandardOptions:
     Args:
         head_norm: "none", "rms" or one learned "scalar", per head before W_O.
         half_dim: 2h heads of width d/2 from the same weights.
-
     """
 
     head_norm: Literal["rms", "scalar", "none"] = "none"

@@ -21,7 +21,6 @@ class TopKOptions:
 
     Args:
         k: keys that each query attends to; scores equal to the k-th all stay.
-
     """
 
     k: int = 32

@@ -57,7 +57,6 @@ def compare(length: int, new_tokens: int, dtype: torch.dtype, rounds: int) -> li
 
     Returns:
         The cost of each model, the base model first.
-
     """
     ids = torch.randint(0, SHAPE["vocab_size"], (1, length))
     work = {name: decoding(model, ids, new_tokens) for name, model in build_models(dtype).items()}

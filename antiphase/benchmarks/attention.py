@@ -200,7 +200,6 @@ def measure_cell(
 
     Returns:
         The measurements of all alternatives.
-
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(setting.threads)

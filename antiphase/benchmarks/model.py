@@ -73,7 +73,6 @@ def run(
 
     Yields:
         One comparison per workload.
-
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(setting.threads)

@@ -126,7 +126,6 @@ def plot(cells: list[Cell], path: Path) -> None:
     Args:
         cells: Measurements; one panel per dtype, number of threads and pass.
         path: File to write (PNG, SVG or PDF).
-
     """
     import matplotlib
 

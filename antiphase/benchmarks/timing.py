@@ -51,7 +51,6 @@ def interleave(
 
     Returns:
         The samples of each alternative, one per measured round.
-
     """
     samples: dict[str, list[Sample]] = {name: [] for name in alternatives}
     for round_number in range(rounds + 1):

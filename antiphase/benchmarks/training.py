@@ -92,7 +92,6 @@ def run(recipe: Recipe, steps: int, tick: Callable[[], None]) -> TrainingCost:
 
     Returns:
         The cost of the run, relative to the bare loop.
-
     """
     recipe = recipe.changed(steps=steps + 1, log_every=10, checkpoint_every=10)
     if recipe.threads is not None:

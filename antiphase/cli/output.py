@@ -29,7 +29,6 @@ class Output:
 
     Attributes:
         progress: a console on stderr, for progress bars and status lines; silent if quiet.
-
     """
 
     def __init__(self, *, quiet: bool = False, as_json: bool = False) -> None:

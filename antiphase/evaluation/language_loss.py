@@ -30,7 +30,6 @@ def score_text(
     Returns:
         `loss` per token in nats, `perplexity`, `recall_loss` on recall hits, `other_loss` on all
         other tokens, and `recall_fraction` of tokens that are hits.
-
     """
     training = model.training
     model.eval()
@@ -65,7 +64,6 @@ def recall_hits(tokens: NDArray[np.int64], ngram: int) -> NDArray[np.bool_]:
 
     Returns:
         True at the hits, [B, T].
-
     """
     if ngram < 1:
         raise ValueError(f"ngram: got {ngram}, expected at least 1")

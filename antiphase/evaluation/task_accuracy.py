@@ -27,7 +27,6 @@ def score_answers(
         `accuracy` over all targets, `last_accuracy` over the last target of each sequence,
         `sequence_accuracy` over sequences with all targets right, and `loss` per target. An
         unanswerable task adds `wrong_when_absent` and `refused_when_present`.
-
     """
     training = model.training
     model.eval()

@@ -59,7 +59,6 @@ def compare_accuracy(
     Returns:
         The effects `stress_gain(one, other)`, a table and a chart of all arms, and a note about
         arms that have not learned the task.
-
     """
     effects = {
         stress_gain(one, other): models.gain(one, other, stress_accuracy) for one, other in pairs

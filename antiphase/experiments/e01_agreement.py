@@ -43,7 +43,6 @@ def agreement(
         metric: of two maps and a mask.
         null: take A2 from another head.
         step: a milestone; default: the run's end.
-
     """
     maps = maps_on_task(model, step)
     where = getattr(maps.truth, kind)

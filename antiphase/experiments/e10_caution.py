@@ -45,7 +45,6 @@ def outcome(
         equal_refusals: shift the refusal's logit until the model refuses REFUSAL_RATE of the
             answerable questions, so that caution cannot pass for knowledge.
         condition: one of CONDITIONS.
-
     """
     found = answers(model, EXAMPLES, **CONDITIONS[condition])
     refusal = model.held_out(1).refusal

@@ -98,7 +98,6 @@ def compare_controls(
 
     Raises:
         ValueError: a run failed, or the folder holds runs of other weights or another text.
-
     """
     jobs = {
         method: [

@@ -109,7 +109,6 @@ def train_all(
 
     Returns:
         The error messages of failed jobs, by key.
-
     """
     unfinished = {j.key: j for j in jobs if j.done(root) < 1}
     todo = sorted(unfinished.values(), key=lambda job: job.cost, reverse=True)

@@ -58,7 +58,6 @@ class Measurement:
         tables: for the report.
         figures: for the report.
         notes: what a reader of the verdicts must know; the report marks the test with a dagger.
-
     """
 
     effects: dict[Effect, Values]
@@ -76,7 +75,6 @@ class Experiment(ABC):
         predictions: written before the first run.
         version: raised by hand when what is measured changes, so that it is measured again.
         amended: what was changed after a first run had been seen, and why; empty if nothing.
-
     """
 
     arms: ClassVar[Sequence[Arm]]
@@ -91,7 +89,6 @@ class Experiment(ABC):
 
         Returns:
             The effects of all predictions, by seed and example, with tables and figures.
-
         """
 
     def arms_for(self, quick: bool) -> list[Arm]:

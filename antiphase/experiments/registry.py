@@ -21,7 +21,6 @@ class RegisteredTest:
         question: what the test settles.
         location: `module:class` of its `Experiment`.
         quick: whether `antiphase lab` runs it without `--full`.
-
     """
 
     number: int
@@ -141,7 +140,6 @@ def select_tests(numbers: list[int] | None, full: bool) -> list[RegisteredTest]:
 
     Raises:
         ValueError: there is no test of that number.
-
     """
     for number in numbers or []:
         if number not in EXPERIMENTS:

@@ -40,7 +40,6 @@ class Result:
         keys: the test's version and the keys of these runs; a result is valid as long as the
             present code gives the same keys.
         why_not: why the test was not run; empty if it was.
-
     """
 
     number: int
@@ -67,7 +66,6 @@ class Result:
 
         Raises:
             UnmeasuredEffectError: the test was run, but did not measure a predicted effect.
-
         """
         if self.why_not:
             return [Verdict.NOT_RUN for _ in self.predictions]
@@ -104,7 +102,6 @@ class Study:
         claims_seeds: the seeds that ours come from.
         environment: versions and machine of the last run.
         recipe: what all arms share except for their changes.
-
     """
 
     results: list[Result]
@@ -130,7 +127,6 @@ def load_study(folder: Path) -> Study:
 
     Raises:
         ValueError: the folder has no results.json, or it cannot be parsed.
-
     """
     kept = read_json(folder / RESULTS)
     if kept is None:

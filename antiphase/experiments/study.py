@@ -62,7 +62,6 @@ def run_study(
 
     Raises:
         UnmeasuredEffectError: a test does not measure an effect that it predicts.
-
     """
     root = folder / "trained"
     chosen = {test.number: test.load().arms_for(quick) for test in tests}

@@ -76,7 +76,6 @@ def unchain_settings(
 
     Raises:
         ValueError: a name does not exist, or a value is invalid.
-
     """
     recipe = load_recipe("unchain")
     changes = {name: value for name, value in fields.items() if value is not None}
@@ -113,7 +112,6 @@ def unchain_run(
     Raises:
         ValueError: the run is impossible, or the folder holds another one.
         StoppedError: a signal interrupted the training; the same call resumes it.
-
     """
     _require_same_settings(folder, recipe, options)
     if (folder / RESULTS).is_file():

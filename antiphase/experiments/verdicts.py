@@ -59,7 +59,6 @@ class Effect:
         arm: name of the arm that it is measured of.
         versus: name of the arm or null that is subtracted, paired by seed and example.
         condition: under which condition, if there is more than one.
-
     """
 
     metric: str
@@ -83,7 +82,6 @@ class Prediction:
         expects: `above` or `below` zero, or `equal` to it.
         counts: the smallest effect that matters, above 0.
         because: why the reading expects this.
-
     """
 
     reading: str
@@ -119,7 +117,6 @@ class Prediction:
             if it lies on the predicted side and its mean counts; refuted if it lies on the other
             side or is too small to count. For `equal`: supported if the interval lies inside
             plus/minus what counts, refuted if it lies entirely outside.
-
         """
         if interval is None:
             return Verdict.NOT_RUN
@@ -144,7 +141,6 @@ def require_measured(
 
     Raises:
         UnmeasuredEffectError: names the test, the effect and what was measured.
-
     """
     for prediction in predictions:
         if prediction.effect not in measured:

@@ -44,7 +44,6 @@ def accelerate(model: nn.Module) -> Acceleration:
 
     Raises:
         ValueError: the model has no known differential layer, or is accelerated already.
-
     """
     layers = []
     for layer in model.modules():

@@ -40,7 +40,6 @@ class AttentionCall:
 
         Returns:
             [B, h, n, T] in fp32, -inf where a key is masked.
-
         """
         q, k = self.q, self.k
         q = q.gather(2, rows[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3]))
@@ -66,7 +65,6 @@ class AttentionCall:
 
         Returns:
             [B, h, n, T] in fp32. With a learned sink, rows sum to less than 1.
-
         """
         scores = self.scores(rows)
         sinks = self.options.get("s_aux")
@@ -87,7 +85,6 @@ def attention_hook(model: PreTrainedModel, hook: Hook) -> Iterator[None]:
     Args:
         model: any model that uses transformers' attention interface.
         hook: receives an `AttentionCall` per layer and forward pass.
-
     """
     configs = {id(m.config): m.config for m in model.modules() if isinstance(m, PreTrainedModel)}
     before = {key: config._attn_implementation for key, config in configs.items()}

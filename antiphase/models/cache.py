@@ -14,7 +14,6 @@ class LayerCache:
         layer: index of the layer in it.
         causal: whether the causal flag alone masks this call. With a static cache that is the
             prefill: keys behind its tokens are allocated, but not written yet.
-
     """
 
     def __init__(self, cache: Cache, layer: int, *, causal: bool) -> None:

@@ -55,7 +55,6 @@ class AntiphaseConfig(PreTrainedConfig):
     Raises:
         ValueError: a keyword that is unknown, or that names something these models do not
             implement; a choice that does not exist; sizes that do not fit together.
-
     """
 
     model_type = "antiphase"
@@ -145,7 +144,6 @@ class AntiphaseConfig(PreTrainedConfig):
 
         Raises:
             ValueError: a keyword is unknown, or the configuration is invalid.
-
         """
         changes = {n: v for n, v in kwargs.items() if n in OWN_FIELDS or is_not_implemented(n)}
         kwargs = {name: value for name, value in kwargs.items() if name not in changes}
@@ -177,7 +175,6 @@ class AntiphaseConfig(PreTrainedConfig):
 
         Args:
             layer: index of the block, from 0.
-
         """
         return self._layer_of(self.attention, self.attention_options, layer)
 

@@ -89,7 +89,6 @@ def check_fields(given: Mapping[str, Any], own: Collection[str], feed_forward: s
     Raises:
         ValueError: a keyword is unknown, or a field of transformers that these models do not
             implement has a value that would turn it on.
-
     """
     for name in unknown_fields(given, own):
         raise ValueError(_unknown(name, own))

@@ -23,7 +23,6 @@ def find_config(target: str, attention: str | None = None) -> AntiphaseConfig:
 
     Raises:
         ValueError: nothing of that name exists, or it is no Antiphase model.
-
     """
     if target in PRESETS:
         return preset(target, attention or "diff_v2")

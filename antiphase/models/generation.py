@@ -35,7 +35,6 @@ def generate_text(
 
     Raises:
         ValueError: no such model, no tokenizer beside it, or an empty prompt.
-
     """
     model = locate_model(model)
     guard_bf16()

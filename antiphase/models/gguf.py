@@ -21,7 +21,6 @@ def smollm2() -> Path:
 
     Raises:
         ValueError: the package with the weights, or the one that reads them, is not installed.
-
     """
     folder = cache_folder() / "SmolLM2-135M-Instruct"
     if not (folder / "config.json").is_file():
@@ -65,7 +64,6 @@ def plain(model: Any) -> Any:
 
     Args:
         model: as `from_pretrained(..., gguf_file=...)` returns it.
-
     """
     fields = model.config.to_dict()
     for name in ("quantization_config", "_name_or_path", "_model_name_or_path"):

@@ -22,7 +22,6 @@ class RMSNorm(nn.Module):
     Args:
         width: of the last dimension.
         eps: added to the mean square.
-
     """
 
     def __init__(self, width: int, eps: float) -> None:
@@ -42,7 +41,6 @@ class SwiGLU(nn.Module):
     Args:
         hidden_size: D.
         width: of the hidden layer.
-
     """
 
     def __init__(self, hidden_size: int, width: int) -> None:
@@ -62,7 +60,6 @@ class ReLU(nn.Module):
     Args:
         hidden_size: D.
         width: of the hidden layer.
-
     """
 
     def __init__(self, hidden_size: int, width: int) -> None:
@@ -91,7 +88,6 @@ class RotaryPositions(Float32Parameters):
     Args:
         config: of the model, with its `rope_parameters`.
         widths: of the heads that RoPE rotates.
-
     """
 
     def __init__(self, config: AntiphaseConfig, widths: tuple[int, ...]) -> None:
@@ -124,7 +120,6 @@ def sinusoidal(positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
 
     Returns:
         [B | 1, T, D].
-
     """
     half = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32)
     angles = positions[..., None].float() * 10000.0 ** (-half / width)
@@ -138,7 +133,6 @@ class Block(GradientCheckpointingLayer):
         config: of the model.
         layer: index of the block, from 0.
         width: of the feed-forward layer.
-
     """
 
     def __init__(self, config: AntiphaseConfig, layer: int, width: int) -> None:
@@ -171,7 +165,6 @@ class Block(GradientCheckpointingLayer):
 
         Returns:
             [B, T, D], and the map that is applied to V, [B, h, T, Tk], or None.
-
         """
         out: Any = self.self_attn(
             self.input_layernorm(x),

@@ -35,7 +35,6 @@ def locate_model(name: str) -> str:
 
     Raises:
         ValueError: nothing of that name exists; says what is allowed and what was probably meant.
-
     """
     if name == SMOLLM2:
         return str(smollm2())

@@ -43,7 +43,6 @@ def write_card(model: Any, folder: str | Path) -> None:
     Args:
         model: an Antiphase model.
         folder: where it was saved.
-
     """
     path = Path(folder) / "README.md"
     if not path.parent.is_dir():

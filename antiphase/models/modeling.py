@@ -47,7 +47,6 @@ class AntiphasePreTrainedModel(PreTrainedModel):
 
         Raises:
             ValueError: there is no such backend.
-
         """
         name = {None: "auto", "eager": "reference"}.get(requested_attention, requested_attention)
         if name not in BACKENDS:
@@ -66,7 +65,6 @@ class AntiphasePreTrainedModel(PreTrainedModel):
 
         Args:
             weight_decay: of the matrices.
-
         """
         embeddings = {id(m.weight) for m in self.modules() if isinstance(m, nn.Embedding)}
         decayed: list[Tensor] = []
@@ -97,7 +95,6 @@ class AntiphaseModel(AntiphasePreTrainedModel):
 
     Args:
         config: of the model.
-
     """
 
     def __init__(self, config: AntiphaseConfig) -> None:
@@ -147,7 +144,6 @@ class AntiphaseModel(AntiphasePreTrainedModel):
 
         Returns:
             `last_hidden_state` [B, T, D], and what was requested beside.
-
         """
         config = self.config
         if (input_ids is None) == (inputs_embeds is None):
@@ -202,7 +198,6 @@ class AntiphaseForCausalLM(AntiphasePreTrainedModel, GenerationMixin):
 
     Args:
         config: of the model.
-
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
@@ -244,7 +239,6 @@ class AntiphaseForCausalLM(AntiphasePreTrainedModel, GenerationMixin):
 
         Returns:
             `logits` [B, T, vocabulary], `loss`, and what was requested beside.
-
         """
         outputs = self.model(
             input_ids=input_ids,

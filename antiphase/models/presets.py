@@ -41,7 +41,6 @@ def preset(name: str, attention: str = "diff_v2", **changes: Any) -> AntiphaseCo
 
     Raises:
         ValueError: no such preset, mechanism or field; says what is allowed.
-
     """
     if name not in PRESETS:
         raise ValueError(

@@ -30,7 +30,6 @@ def summarise(config: AntiphaseConfig, context: int, dtype: torch.dtype) -> Summ
         config: of the model.
         context: number of tokens in the cache when one more is decoded.
         dtype: of the cache.
-
     """
     with torch.device("meta"):
         model = AntiphaseForCausalLM(config).eval()
@@ -52,7 +51,6 @@ def parameter_table(model: AntiphaseForCausalLM) -> dict[str, int]:
 
     Args:
         model: may be on the `meta` device.
-
     """
     parts = dict.fromkeys(
         ("embeddings", "attention: q, k, v, o", "attention: other", "feed-forward", "norms"), 0

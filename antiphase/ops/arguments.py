@@ -52,7 +52,6 @@ def repeat_heads(t: Tensor, heads: int) -> Tensor:
 
     Returns:
         A tensor [B, heads, ...] whose head i is head i // (heads / h) of `t`.
-
     """
     return t if t.shape[1] == heads else t.repeat_interleave(heads // t.shape[1], dim=1)
 
@@ -68,7 +67,6 @@ def causal_mask(rows: int, keys: int, device: torch.device, first_row: int = 0) 
 
     Returns:
         A boolean mask [rows, keys], True where row i attends: keys up to `first_row` + i.
-
     """
     i = torch.arange(rows, device=device)[:, None] + first_row
     return torch.arange(keys, device=device)[None, :] <= i
@@ -108,7 +106,6 @@ def validate(
 
     Raises:
         ValueError: If shapes, dtypes or devices do not agree; it names the argument.
-
     """
     named: dict[str, Tensor | None] = {"q1": q1, "k1": k1, "v": v}
     if lam is not None:

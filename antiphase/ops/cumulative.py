@@ -40,7 +40,6 @@ def linear_attention(
     Returns:
         The output [B, H, Tq, dv], and the state: sum of phi(k) v^T and, in its last column, of
         phi(k).
-
     """
     dtype, out_dtype = statistics_dtype(v.dtype), v.dtype
     fq, fk, v = fq.to(dtype), _zero_padding(fk.to(dtype), keys), v.to(dtype)
@@ -78,7 +77,6 @@ def linear_map(fq: Tensor, fk: Tensor, visible: Tensor | None = None) -> Tensor:
 
     Returns:
         The attention map [B, H, Tq, Tk].
-
     """
     dtype = statistics_dtype(fq.dtype)
     A = fq.to(dtype) @ repeat_heads(fk.to(dtype), fq.shape[1]).mT
@@ -107,7 +105,6 @@ def prefix_attention(
     Returns:
         The output [B, Hkv, T, dv] (not causal: T = 1), and the state: the mean so far, whether any
         key has counted, and the log of the sum of weights.
-
     """
     dtype, out_dtype = statistics_dtype(v.dtype), v.dtype
     s, v = _mask_padding(s.to(dtype), keys), v.to(dtype)
@@ -146,7 +143,6 @@ def prefix_map(s: Tensor, rows: int, visible: Tensor | None = None) -> Tensor:
 
     Returns:
         The attention map [B, Hkv, rows, T].
-
     """
     log_w = s.to(statistics_dtype(s.dtype))[:, :, None, :].expand(-1, -1, rows, -1)
     if visible is not None:

@@ -58,7 +58,6 @@ def diff_attention(
 
     Raises:
         ValueError: If shapes, dtypes or devices do not agree, or the backend cannot run the call.
-
     """
     args = validate(q1, k1, q2, k2, v, _require(lam), None, mask, causal, scale, scale2)
     return dispatch.run(args, backend)
@@ -92,7 +91,6 @@ def attention(
 
     Raises:
         ValueError: If shapes, dtypes or devices do not agree, or the backend cannot run the call.
-
     """
     args = validate(q, k, None, None, v, None, sink, mask, causal, scale, None)
     return dispatch.run(args, backend)
@@ -121,7 +119,6 @@ def attention_map(
 
     Returns:
         The attention map [B, H, Tq, Tk], in fp32 (fp64 for fp64 inputs).
-
     """
     args = validate(q, k, None, None, v, None, sink, mask, causal, scale, None)
     return reference.maps(args)[0]
@@ -156,7 +153,6 @@ def attention_maps(
 
     Returns:
         Signal map, noise map and difference, each [B, H, Tq, Tk], in fp32 (fp64 for fp64 inputs).
-
     """
     args = validate(q1, k1, q2, k2, v, _require(lam), None, mask, causal, scale, scale2)
     A1, A2 = reference.maps(args)
@@ -196,7 +192,6 @@ def backend_for(
 
     Returns:
         The backend, its level ("c++" or "python", for "fused_cpu") and the reason.
-
     """
     if q2 is None and k2 is None:
         args = validate(q1, k1, None, None, v, None, sink, mask, causal, scale, None)

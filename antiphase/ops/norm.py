@@ -16,7 +16,6 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
 
     Returns:
         The normalised input [..., w], in the dtype of `x`.
-
     """
     return _RMSNorm.apply(x, gain, eps)  # type: ignore[no-untyped-call]
 

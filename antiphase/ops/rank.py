@@ -17,7 +17,6 @@ def lower_left(A: Tensor) -> Tensor:
 
     Raises:
         ValueError: If the maps are not square.
-
     """
     T = A.shape[-1]
     if A.shape[-2] != T:
@@ -35,7 +34,6 @@ def effective_rank(A: Tensor) -> Tensor:
 
     Returns:
         The effective rank [...], between 1 and min(m, n).
-
     """
     singular_values = torch.linalg.svdvals(A)
     p = singular_values / singular_values.sum(-1, keepdim=True).clamp_min(1e-30)

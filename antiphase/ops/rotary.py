@@ -22,7 +22,6 @@ def rotary_table(
 
     Returns:
         cos and sin, each [1, T, w], in fp32.
-
     """
     frequencies = theta ** (-torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
     angles = torch.arange(length, device=device, dtype=torch.float32)[:, None] * frequencies
@@ -40,7 +39,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     Returns:
         The rotated tensor [B, T, heads, w], in the dtype of `x`.
-
     """
     cos, sin = cos[:, :, None, :].to(x.dtype), sin[:, :, None, :].to(x.dtype)
     return _Rotate.apply(x, cos, sin)  # type: ignore[no-untyped-call]

@@ -36,7 +36,6 @@ class UnchainedModel(nn.Module):
         config: the options of DEX.
         calibration: token ids [n, T] on which heads are selected; not needed for `heads="all"` or a
             list of heads.
-
     """
 
     def __init__(
@@ -123,7 +122,6 @@ class UnchainedModel(nn.Module):
 
         Raises:
             ValueError: the folder holds a model.
-
         """
         folder = Path(folder)
         AdapterConfig.reject_model_folder(folder)
@@ -160,7 +158,6 @@ class UnchainedModel(nn.Module):
 
         Raises:
             ValueError: the folder holds no DEX adapter, or one of another base model.
-
         """
         about, state = _read(Path(folder))
         try:
@@ -198,7 +195,6 @@ def unchain(
 
     Raises:
         ValueError: the model cannot be unchained, or calibration is missing; says why.
-
     """
     return UnchainedModel(model, config or DexConfig(), calibration)
 
@@ -214,7 +210,6 @@ def fold(model: Any) -> PreTrainedModel:
 
     Raises:
         ValueError: the model is not unchained.
-
     """
     inner = getattr(model, "_orig_mod", model)  # of torch.compile
     inner = inner.base_model if isinstance(inner, UnchainedModel) else inner

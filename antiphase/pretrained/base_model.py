@@ -22,7 +22,6 @@ class BaseModel:
         location: folder or hub name that `from_pretrained` loads.
         model: the model.
         tokenizer: its tokenizer; None for a model of a synthetic task.
-
     """
 
     location: str
@@ -43,7 +42,6 @@ def load_base(name: str, *, needs_tokenizer: bool = True) -> BaseModel:
 
     Raises:
         ValueError: nothing of that name can be loaded, or model and tokenizer do not fit.
-
     """
     disable_progress_bar()
     location = locate_model(name)

@@ -34,7 +34,6 @@ def to_differential(model: PreTrainedModel, mechanism: str = "diff_v2") -> Antip
 
     Raises:
         ValueError: the model has a part that a differential model cannot express; names it.
-
     """
     if mechanism != "diff_v2":
         raise ValueError(

@@ -23,7 +23,6 @@ class DexConfig:
         lam_init: "depth" for V1's value by depth, or a number.
         sign: "-" subtracts f_D(O), "+" adds it (a control).
         train: "kvo" trains W_K, W_V and W_O with the operation, "adapter" the operation alone.
-
     """
 
     heads: str | list[list[int]] = "entropy"

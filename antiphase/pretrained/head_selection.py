@@ -25,7 +25,6 @@ def head_entropy(model: PreTrainedModel, sequences: Tensor) -> list[Tensor]:
 
     Raises:
         ValueError: the model does not call transformers' attention interface.
-
     """
     totals: list[Tensor] = []
     training = model.training
@@ -68,7 +67,6 @@ def head_importance(
 
     Returns:
         One tensor [h] per layer: |d loss / d scale|, the mean over sequences.
-
     """
     gates = [torch.ones(part.heads, 1, device=model.device, requires_grad=True) for part in parts]
     totals = [torch.zeros(part.heads, dtype=torch.float64) for part in parts]

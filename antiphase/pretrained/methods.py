@@ -44,7 +44,6 @@ class Tuned:
         fold: returns the plain model; the tuned one is used up.
         adapter: saves what was added (`save_pretrained(folder)`); None if nothing was.
         callbacks: for the Trainer, such as DEX's counter of optimiser steps.
-
     """
 
     model: Any
@@ -115,7 +114,6 @@ class Method:
         Options: dataclass of its options.
         fixed: values of options that make the method what it is.
         defaults: defaults that depend on the number of steps of a run.
-
     """
 
     description: str
@@ -147,7 +145,6 @@ def method(name: str) -> Method:
 
     Raises:
         ValueError: there is none of that name; lists those there are.
-
     """
     if name not in METHODS:
         raise ValueError(f"method: got {name!r}, allowed are {', '.join(METHODS)}")
@@ -167,7 +164,6 @@ def method_options(name: str, given: Mapping[str, Any], steps: int) -> Any:
 
     Raises:
         ValueError: an option is unknown, fixed by the method, or of a wrong value.
-
     """
     found = method(name)
     for option in found.fixed:

@@ -27,7 +27,6 @@ def attention_parts(model: nn.Module) -> list[AttentionPart]:
     Raises:
         ValueError: the model has no such attention, or its weights cannot be changed layer by layer
             (quantised, sharded, tied, already adapted or differential); says which.
-
     """
     if not isinstance(model, PreTrainedModel):
         raise ValueError(f"model: got a {type(model).__name__}, expected a Hugging Face model")

@@ -48,7 +48,6 @@ class Examples:
         roles: the `Role` of each position.
         needle: the number of the needle that a position belongs to, -1 for none. The query that
             predicts a target finds its answer at the KEY and ANSWER positions of the same number.
-
     """
 
     tokens: Array
@@ -98,7 +97,6 @@ class Task(Dataset[dict[str, torch.Tensor]], ABC):
 
     Attributes:
         id_to_token: token strings by token id; 0 is padding, 1 begins a sequence.
-
     """
 
     name: ClassVar[str]
@@ -158,7 +156,6 @@ class Task(Dataset[dict[str, torch.Tensor]], ABC):
 
         Raises:
             ValueError: the options allow too few different sequences to fill this split.
-
         """
         wanted = np.asarray(indices, dtype=np.int64)
         T = self.length
@@ -202,7 +199,6 @@ def as_tensors(batch: Examples) -> dict[str, torch.Tensor]:
 
     Returns:
         `input_ids`, `labels`, `roles` and `needle`.
-
     """
     return {
         "input_ids": torch.from_numpy(batch.tokens),

@@ -35,7 +35,6 @@ class CounterRNG:
         key: what tells this dataset from others, from `hash_key`.
         indices: the examples' indices, [B].
         attempt: 0 at first; another value gives other numbers to the same examples.
-
     """
 
     def __init__(self, key: np.uint64, indices: NDArray[np.int64], attempt: int = 0) -> None:

@@ -29,7 +29,6 @@ class LanguageOptions:
         length: sequence length in tokens.
         text: sources of text: files, globs, folders, `stdlib`, `datasets:NAME`.
         tokenizer: `bytes`, `bpe:SIZE`, or a tokenizer's folder or hub name.
-
     """
 
     length: int = 256
@@ -54,7 +53,6 @@ class Language(Dataset[dict[str, torch.Tensor]]):
     Attributes:
         num_sequences: number of different sequences in this split: one epoch.
         packed: the tokenized corpus.
-
     """
 
     name: ClassVar[str] = "language"

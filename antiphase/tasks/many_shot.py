@@ -27,7 +27,6 @@ class ManyShotOptions(TaskOptions):
         class_words: number of words per class.
         words: number of words per shot.
         order: which permutation of the shots; the shots themselves stay the same.
-
     """
 
     classes: int = 4

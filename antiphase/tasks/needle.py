@@ -35,7 +35,6 @@ class NeedleOptions(KeyValueOptions):
         repeats: how often each needle occurs again, as a query.
         noise: fraction of the remaining slots that hold distractors.
         depth: position of the first queried needle, 0 (start) to 1 (end); None for random.
-
     """
 
     decoys: int = 16

@@ -35,7 +35,6 @@ def task(name: str) -> "type[Task]":
 
     Raises:
         ValueError: there is no synthetic task of that name; says which there are.
-
     """
     if name == "language":
         raise ValueError(

@@ -95,7 +95,6 @@ class Question:
         relevant: positions of the queried city and its number in the haystack.
         depth: relative position of the needle: 0 at the start of the haystack.
         text: the same sequence as text.
-
     """
 
     ids: list[int]
@@ -118,7 +117,6 @@ class WordNeedles:
     Raises:
         ValueError: the tokenizer is not fast, its chat template fails, or the length leaves no
             room for a haystack.
-
     """
 
     def __init__(self, tokenizer: Any, length: int = 512, needles: int = 4, seed: int = 0) -> None:

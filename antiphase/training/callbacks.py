@@ -27,7 +27,6 @@ class Speed:
 
     Args:
         tokens: per optimiser step.
-
     """
 
     def __init__(self, tokens: int) -> None:
@@ -198,7 +197,6 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
     Returns:
         One dictionary per log, each with `step`; empty if the run has logged nothing.
-
     """
     path = folder / METRICS
     lines = []

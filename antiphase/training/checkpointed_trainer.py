@@ -26,7 +26,6 @@ class CheckpointedTrainer(Trainer):
     Args:
         trained_only: save the parameters that are trained instead of the complete model.
         **kwargs: the Trainer's; `data_collator` is `collate` unless given.
-
     """
 
     def __init__(self, *, trained_only: bool, **kwargs: Any) -> None:

@@ -48,7 +48,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
     Raises:
         ValueError: the file cannot be read, or holds something else.
-
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -82,7 +81,6 @@ def load_trained(model: nn.Module, folder: Path) -> None:
 
     Raises:
         ValueError: the checkpoint holds other parameters than the model trains.
-
     """
     own, saved = trainable(model), load_file(folder / TRAINED)
     shapes = [{name: tuple(p.shape) for name, p in side.items()} for side in (own, saved)]
@@ -123,7 +121,6 @@ def latest_complete(folder: Path) -> tuple[Path | None, dict[str, str]]:
 
     Returns:
         The latest complete checkpoint, or None, and the faults of later ones by name.
-
     """
     faults: dict[str, str] = {}
     for path in sorted(folder.glob("checkpoint-*"), key=_step, reverse=True):

@@ -37,7 +37,6 @@ def dataset(recipe: Recipe, split: str, size: int, tokenizer: str | None = None)
 
     Raises:
         ValueError: the task or one of its options does not exist.
-
     """
     for name in {"split", "size", "seed"} & set(recipe.task_options):
         raise ValueError(f"task_options: {name} is no option of a task; the run itself sets it")
@@ -53,7 +52,6 @@ def model_config(recipe: Recipe, data: Task | Language) -> AntiphaseConfig:
 
     Raises:
         ValueError: the recipe has a start, or its fields do not make a model for the task.
-
     """
     if recipe.start is not None:
         raise ValueError(f"start: {recipe.start!r} has a configuration of its own")
@@ -100,7 +98,6 @@ class Components:
         tokenizer: saved with the model; None for a synthetic task.
         start: identity of the pretrained model, None for a new one.
         arguments: of the Trainer.
-
     """
 
     data: Task | Language

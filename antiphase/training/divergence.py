@@ -30,7 +30,6 @@ class SpikeDetector:
 
     Args:
         threshold: a norm above this many times the running mean is a spike; None: nothing is.
-
     """
 
     def __init__(self, threshold: float | None) -> None:

@@ -16,7 +16,6 @@ def exclusive_lock(path: Path, *, wait: bool = True) -> Iterator[None]:
 
     Raises:
         ValueError: another process holds the lock, and `wait` is false.
-
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:

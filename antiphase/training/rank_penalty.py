@@ -21,7 +21,6 @@ def noise_ranks(model: nn.Module) -> Iterator[list[Tensor]]:
 
     Yields:
         A list that the pass fills with one scalar per layer, with gradients.
-
     """
     ranks: list[Tensor] = []
 

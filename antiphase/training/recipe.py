@@ -99,7 +99,6 @@ class Recipe:
 
         Raises:
             ValueError: a field does not exist, or a value is invalid.
-
         """
         known = [f.name for f in dataclasses.fields(self)]
         for name in fields:
@@ -131,7 +130,6 @@ def load_recipe(source: str) -> Recipe:
 
     Raises:
         ValueError: there is no such recipe, or it has invalid fields.
-
     """
     path = Path(source)
     if not path.is_file():
@@ -179,7 +177,6 @@ def apply_settings(recipe: Recipe, settings: list[str]) -> Recipe:
 
     Raises:
         ValueError: a name does not exist, or a value is invalid.
-
     """
     changes: dict[str, Any] = {}
     for text in settings:

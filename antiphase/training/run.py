@@ -53,7 +53,6 @@ def train(recipe: Recipe, folder: Path | str, *, force: bool = False, quiet: boo
         ValueError: the recipe cannot be run, or the folder is not free; nothing was written.
         StoppedError: a signal interrupted the run, which has saved a checkpoint.
         DivergenceError: the loss was not finite, or the gradient norm had a spike.
-
     """
     folder = Path(folder)
     with _process_group(), _created(recipe, folder, force) as components:
@@ -73,7 +72,6 @@ def create_run(recipe: Recipe, folder: Path | str, *, force: bool = False) -> Pa
 
     Raises:
         ValueError: the recipe cannot be run, or the folder is not free; nothing was written.
-
     """
     with _process_group(), _created(recipe, Path(folder), force):
         return Path(folder)
@@ -93,7 +91,6 @@ def resume(folder: Path | str, *, quiet: bool = False) -> Path:
         ValueError: the folder holds no run, or something that the run began with has changed.
         StoppedError: a signal interrupted the run, which has saved a checkpoint.
         DivergenceError: the loss was not finite, or the gradient norm had a spike.
-
     """
     folder = Path(folder)
     if not (folder / RECIPE).is_file():

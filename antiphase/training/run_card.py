@@ -35,7 +35,6 @@ def write_run_card(folder: Path, recipe: Recipe, *sections: str) -> None:
         folder: of the run.
         recipe: of the run.
         *sections: Markdown that comes before the recipe's fields.
-
     """
     scores = [f"| {name} | {value:.4g} |" for name, value in final_scores(folder).items()]
     fields = [f"| {name} | `{value}` |" for name, value in recipe.as_dict().items()]
@@ -75,7 +74,6 @@ def draw_curves(runs: dict[str, Path], picture: Path) -> bool:
 
     Returns:
         Whether it was drawn; not without matplotlib.
-
     """
     plt = pyplot()
     if plt is None:

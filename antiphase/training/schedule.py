@@ -14,7 +14,6 @@ def lr_factor(step: int, recipe: Recipe) -> float:
 
     Returns:
         A factor in (0, 1]: linear warm-up whose first step is above 0, then the schedule.
-
     """
     warmup = recipe.warmup if recipe.warmup >= 1 else recipe.warmup * recipe.steps
     if step < warmup:

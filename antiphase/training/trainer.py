@@ -40,7 +40,6 @@ def arguments(recipe: Recipe, folder: Path, processes: int) -> TrainingArguments
 
     Raises:
         ValueError: the micro-batch cannot be divided among the processes.
-
     """
     micro_batch = recipe.batch_size // recipe.accumulate
     if micro_batch % processes:
@@ -83,7 +82,6 @@ class RunTrainer(CheckpointedTrainer):
         recipe: of the run; with a `start`, checkpoints hold only what is trained.
         speed: measures tokens per second.
         **kwargs: the Trainer's.
-
     """
 
     lr_scheduler: LambdaLR | None

@@ -179,7 +179,9 @@ def test_a_mistake_leaves_no_folder_and_costs_no_time(recipe, tmp_path, monkeypa
         (recipe.changed(task_options={"text": ["nowhere.txt"], "length": 32}), OPTIONS),
         (recipe, replace(OPTIONS, needles=40)),
     ):
-        with pytest.raises(ValueError, match=r"no attention with|nowhere.txt|no room for a haystack"):
+        with pytest.raises(
+            ValueError, match=r"no attention with|nowhere.txt|no room for a haystack"
+        ):
             unchain_run(mine, options, tmp_path / "run")
         assert not (tmp_path / "run").exists()
 

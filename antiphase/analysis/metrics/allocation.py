@@ -21,7 +21,6 @@ def mass(A: Tensor, where: Tensor) -> Tensor:
 
     Returns:
         The sum per row, [B, h, n].
-
     """
     return (A * where[:, None]).sum(-1)
 
@@ -35,7 +34,6 @@ def allocation(A: Tensor, truth: GroundTruth) -> dict[str, Tensor]:
 
     Returns:
         `relevant`, `sink` and `irrelevant`, each [B, h, n]; they sum to 1.
-
     """
     fractions = normalised(A)
     return {
@@ -54,7 +52,6 @@ def signal_gain(difference: Tensor, signal: Tensor, truth: GroundTruth) -> Tenso
         difference: A1 - lam A2, [B, h, n, T].
         signal: A1, [B, h, n, T].
         truth: which positions are R.
-
     """
     return (
         mass(normalised(difference), truth.relevant)

@@ -24,7 +24,6 @@ def rejection(signal: Tensor, difference: Tensor, truth: GroundTruth) -> Tensor:
 
     Returns:
         dB per sequence and head, [B, h].
-
     """
     A, A1 = difference.abs().double(), signal.double()
     kept = [
@@ -47,7 +46,6 @@ def correlation(signal: Tensor, noise: Tensor, where: Tensor) -> Tensor:
 
     Returns:
         One correlation per sequence and head, [B, h].
-
     """
     w = where[:, None].double()
     count = w.sum(-1, keepdim=True).clamp_min(1.0)

@@ -24,7 +24,6 @@ def pair_gradients(layer: Attention) -> dict[str, float]:
 
     Raises:
         ValueError: the layer has no gradients yet.
-
     """
     found = {}
     for name in ("q", "k"):
@@ -50,7 +49,6 @@ def residual_cosine(model: AntiphaseForCausalLM, ids: Tensor) -> Tensor:
 
     Returns:
         One cosine per layer and token, [layers, B, T].
-
     """
     found = []
     every, hidden = projections(model, ids)
@@ -75,7 +73,6 @@ def hessian_extremes(
         batch: `input_ids` and `labels`, [B, T] each.
         steps: Lanczos iterations.
         seed: seed of the start vector.
-
     """
     before = model.config._attn_implementation
     model.set_attn_implementation("reference")
@@ -106,7 +103,6 @@ def lanczos(times: Any, size: int, steps: int, seed: int, like: Tensor) -> tuple
 
     Returns:
         The largest and the smallest eigenvalue.
-
     """
     generator = torch.Generator().manual_seed(seed)
     v = torch.randn(size, generator=generator).to(like)

@@ -46,7 +46,6 @@ def edited(model: AntiphaseForCausalLM, edit: Edit, layer: int, head: int | None
 
     Raises:
         ValueError: the layer has no noise map (during the forward pass).
-
     """
     target = model.model.attention_layers[layer]
 
@@ -92,7 +91,6 @@ def logit_change(
 
     Returns:
         Logit before minus logit after, per answer, [B, n].
-
     """
     before = _answer_logits(model, ids, truth)
     with edited(model, edit, layer, head):
@@ -121,7 +119,6 @@ def attention_times_gradient(
         model: one of our models.
         ids: token ids, [B, T].
         truth: the rows that predict answers, and R.
-
     """
     kept: list[Tensor] = []
     layers = model.model.attention_layers

@@ -14,7 +14,6 @@ def cosine_distance(A: Tensor) -> Tensor:
 
     Returns:
         One distance per sequence, [B]; 0 with a single head.
-
     """
     h = A.shape[1]
     if h < 2:

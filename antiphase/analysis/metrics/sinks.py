@@ -22,7 +22,6 @@ def outliers(values: Tensor) -> dict[str, float]:
 
     Returns:
         `top-1`, `top-2`, ..., as far as there are values, and `median`.
-
     """
     v = values.detach()[values > -torch.inf].abs().double()
     largest = torch.topk(v, min(max(TOP), v.numel())).values

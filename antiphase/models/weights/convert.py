@@ -33,7 +33,6 @@ def convert(source: Path, target: Path, layout: str | None = None) -> PreTrained
     Raises:
         ValueError: weights or config are missing, damaged or of another layout; the target is not
             empty; the model has no equal in the other layout.
-
     """
     config = _config(source)
     layout = _layout(config, source, layout)

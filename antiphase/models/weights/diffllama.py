@@ -45,7 +45,6 @@ def from_diffllama(theirs: DiffLlamaForCausalLM) -> AntiphaseForCausalLM:
 
     Raises:
         ValueError: its feed-forward layer has no counterpart here.
-
     """
     config = theirs.config
     if config.hidden_act != "silu":
@@ -82,7 +81,6 @@ def to_diffllama(ours: AntiphaseForCausalLM) -> DiffLlamaForCausalLM:
 
     Raises:
         ValueError: the model has something that DiffLlama does not; says what.
-
     """
     _check_expressible(ours)
     config = ours.config

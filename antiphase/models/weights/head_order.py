@@ -10,7 +10,6 @@ def halves_to_pairs(t: Tensor, heads: int) -> Tensor:
     Args:
         t: weight [H * d, D] or bias [H * d] of a projection.
         heads: H.
-
     """
     return t.unflatten(0, (2, heads // 2, -1)).transpose(0, 1).flatten(0, 2)
 
@@ -21,7 +20,6 @@ def pairs_to_halves(t: Tensor, heads: int) -> Tensor:
     Args:
         t: weight [H * d, D] or bias [H * d] of a projection.
         heads: H.
-
     """
     return t.unflatten(0, (heads // 2, 2, -1)).transpose(0, 1).flatten(0, 2)
 
@@ -32,7 +30,6 @@ def interleaved_to_halves(t: Tensor, width: int) -> Tensor:
     Args:
         t: weight [heads * width, D] or bias [heads * width] of a projection.
         width: of each head.
-
     """
     order = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
     return t.unflatten(0, (-1, width))[:, order].flatten(0, 1)

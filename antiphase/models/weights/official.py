@@ -31,7 +31,6 @@ def official_attention(state: Mapping[str, Tensor], head_dim: int) -> dict[str, 
 
     Raises:
         ValueError: a name is not one of an official module.
-
     """
     ours = {}
     for name, t in state.items():
@@ -52,7 +51,6 @@ def from_official(state: Mapping[str, Tensor], config: AntiphaseConfig) -> Antip
 
     Raises:
         ValueError: tensors are missing, unknown, or do not fit the configuration.
-
     """
     ours: dict[str, Tensor] = {}
     for name, t in state.items():

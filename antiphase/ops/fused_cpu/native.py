@@ -114,7 +114,6 @@ def build(*, force: bool = False) -> Path:
 
     Raises:
         Unavailable: If there is no compiler, it fails, or the cache folder is not writable.
-
     """
     path = library_path()
     if not force and _is_intact(path):

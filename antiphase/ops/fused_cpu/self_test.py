@@ -21,7 +21,6 @@ def run(path: Path) -> dict[str, float]:
 
     Raises:
         Unavailable: If no micro-kernel is usable.
-
     """
     handle = open_library(path)
     rates = {name: tile_rate(handle, i) for i, name in enumerate(KERNELS)}

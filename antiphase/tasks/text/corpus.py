@@ -36,7 +36,6 @@ def documents(sources: Iterable[str]) -> Iterator[Document]:
 
     Raises:
         ValueError: a source does not exist, has no text, or is not UTF-8.
-
     """
     for source in sources:
         if source == BUILTIN:
@@ -56,7 +55,6 @@ def require_sources(sources: Iterable[str]) -> None:
 
     Raises:
         ValueError: a path or glob matches no file, or the `datasets` package is missing.
-
     """
     for source in sources:
         if source.startswith(HUB):
@@ -70,7 +68,6 @@ def manifest(sources: Iterable[str]) -> dict[str, Any]:
 
     Raises:
         ValueError: the corpus has no text.
-
     """
     sources = list(sources)
     digest, count, size = hashlib.sha256(), 0, 0

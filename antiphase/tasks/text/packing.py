@@ -59,7 +59,6 @@ def pack(sources: list[str], tokenizer: str) -> PackedCorpus:
     Args:
         sources: files, globs, folders, `stdlib`, `datasets:NAME`.
         tokenizer: `bytes`, `bpe:SIZE`, or a tokenizer's folder or hub name.
-
     """
     about = manifest(sources)
     key = f"{about['sha256']} {tokenizer_key(tokenizer)} 1"

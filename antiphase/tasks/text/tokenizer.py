@@ -26,7 +26,6 @@ def make_tokenizer(kind: str, texts: Iterable[str]) -> Any:
 
     Raises:
         ValueError: there is no such tokenizer, or it has no end token.
-
     """
     if kind == BYTES:
         return _with_byte_level(_byte_tokenizer())
