@@ -105,10 +105,10 @@ def _title(recipe: Recipe, recipes: list[Recipe]) -> str:
     differ = [
         name
         for name in mine
-        if name not in ("attention", "seed")
+        if name not in ("attention", "method", "seed")
         and any(other.get(name) != mine[name] for other in every)
     ]
-    return ", ".join([recipe.attention, *(f"{name}={mine[name]}" for name in differ)])
+    return ", ".join([recipe.variant, *(f"{name}={mine[name]}" for name in differ)])
 
 
 def _parameters(weights: Path) -> int:
