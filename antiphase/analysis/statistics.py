@@ -30,7 +30,7 @@ class Interval:
         low: lower end; NaN where the estimator cannot give one (Student's t with one seed).
         high: upper end, likewise.
         seeds: number of seeds.
-        by_seed: the mean of each seed, from which the interval can be computed anew; None in
+        by_seed: the mean of each seed, for estimators over seed means (`student_t`); None in
             studies that did not store it.
     """
 

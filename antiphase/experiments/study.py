@@ -65,9 +65,9 @@ def run_study(
     """
     root = folder / "trained"
     chosen = {test.number: test.load().arms_for(quick) for test in tests}
-    needed = {arm.name: arm for arms in chosen.values() for arm in arms}
-    runs = [arm.training_run(seed) for arm in needed.values() for seed in seeds]
-    errors = train_all(runs, root, console, engine)
+    needed = [arm for arms in chosen.values() for arm in arms]
+    runs = {run.key: run for run in (arm.training_run(s) for arm in needed for s in seeds)}
+    errors = train_all(list(runs.values()), root, console, engine)
     disable_progress_bar()  # of loading each small model
     torch.set_num_threads(1)  # as the runs were trained; small products gain nothing from more
     results = []
@@ -81,7 +81,7 @@ def run_study(
         results.append(result)
     if kept := [r.number for r in results if r.number not in chosen and not r.why_not]:
         console.print(f"kept from earlier: tests {', '.join(map(str, kept))}", highlight=False)
-    compared = [arm for arm in (STANDARD, V1) if arm.name in needed]
+    compared = [arm for arm in (STANDARD, V1) if arm in needed]
     claims, claims_seeds = _claims(compared, list(seeds), folder)
     return Study(results, claims, claims_seeds, environment(), COMMON.as_dict())
 
@@ -106,7 +106,7 @@ def _run(
             return result
     earlier = _stored(entry, folder)
     if earlier is not None and earlier.keys == result.keys and _complete(earlier, test):
-        _adopt(result, earlier)
+        _adopt(result, earlier, test)
         return result
     measured = test.measure(TrainedModels.finished(arms, seeds, root))
     require_measured(f"{entry.number} ({entry.title})", test.predictions, measured.effects)
@@ -130,12 +130,15 @@ def _earlier(entry: RegisteredTest, folder: Path) -> Result:
     known = {arm.name: arm for arm in (*test.arms, *(test.quick_arms or ()))}
     arms = [known[name] for name in earlier.arms if name in known]
     same = len(arms) == len(earlier.arms) and earlier.keys == _keys(test, arms, earlier.seeds)
-    if not same or not _complete(earlier, test):
+    if not same:
         result.why_not = "measured earlier with other recipes or versions, so left out"
+        return result
+    if not _complete(earlier, test):
+        result.why_not = "measured earlier, without an effect that is predicted now; run it again"
         return result
     result.arms, result.scope = earlier.arms, earlier.scope
     result.seeds, result.keys = earlier.seeds, earlier.keys
-    _adopt(result, earlier)
+    _adopt(result, earlier, test)
     return result
 
 
@@ -143,10 +146,14 @@ def _blank(entry: RegisteredTest, test: Experiment) -> Result:
     return Result(entry.number, entry.title, entry.question, list(test.predictions))
 
 
-def _adopt(result: Result, earlier: Result) -> None:
+def _adopt(result: Result, earlier: Result, test: Experiment) -> None:
     """Take over what was measured; predictions and titles are those of the present code."""
     result.effects, result.tables = earlier.effects, earlier.tables
-    result.figures, result.notes = earlier.figures, earlier.notes
+    result.figures, result.notes = earlier.figures, list(earlier.notes)
+    if test.amended and test.amended not in result.notes:
+        result.notes.append(test.amended)
+    if result.predictions != earlier.predictions:
+        result.notes.append("The predictions of this test were changed after it was measured.")
 
 
 def _complete(earlier: Result, test: Experiment) -> bool:

@@ -4,6 +4,7 @@ A prediction and a measurement are matched by an `Effect`: the metric, the arm, 
 compared with, and the condition.
 """
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
@@ -72,6 +73,9 @@ class Effect:
         return f"{self.metric}: {self.arm}{minus}{under}"
 
 
+EXPECTATIONS = ("above", "below", "equal")
+
+
 @dataclass(frozen=True)
 class Prediction:
     """What a reading expects of an effect, and how large an effect counts.
@@ -96,7 +100,11 @@ class Prediction:
             raise ValueError(f"reading: got {self.reading!r}, allowed are {allowed}")
         if not isinstance(self.effect, Effect):
             raise TypeError(f"effect: got {self.effect!r}, expected an Effect(metric, arm, ...)")
-        if self.counts <= 0:
+        if self.expects not in EXPECTATIONS:
+            raise ValueError(
+                f"expects: got {self.expects!r}, allowed are {', '.join(EXPECTATIONS)}"
+            )
+        if not 0 < self.counts < math.inf:
             raise ValueError(f"counts: got {self.counts}, expected an effect size above 0")
 
     @property

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,9 @@ def study_of(folder: Path, numbers, quick=False, seeds=range(2)):
     return found
 
 
+QUICK = {number for number, entry in EXPERIMENTS.items() if entry.quick}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("lab")
@@ -42,7 +46,7 @@ def folder(tmp_path_factory):
 def test_a_quick_study_ends_with_verdicts_and_a_page(small_lab, folder):  # noqa: F811
     study = study_of(folder, None, quick=True)
     ran = {r.number for r in study.results if not r.why_not}
-    assert ran == {1, 3, 5, 11, 15}
+    assert ran == QUICK
     assert len(study.results) == len(EXPERIMENTS)
     for result in study.results:
         if result.number in ran:
@@ -74,7 +78,7 @@ def test_a_quick_study_ends_with_verdicts_and_a_page(small_lab, folder):  # noqa
 def test_a_study_keeps_the_results_of_other_tests(small_lab, folder, monkeypatch):  # noqa: F811
     quick = study_of(folder, None, quick=True)
     only = study_of(folder, [15], seeds=[0])
-    assert [r.number for r in only.results if not r.why_not] == [1, 3, 5, 11, 15]
+    assert {r.number for r in only.results if not r.why_not} == QUICK
     for before, after in zip(quick.results, only.results, strict=True):
         if before.number == 15:
             assert (after.scope, after.seeds) == ("all arms", [0])
@@ -84,7 +88,15 @@ def test_a_study_keeps_the_results_of_other_tests(small_lab, folder, monkeypatch
     assert (only.claims, only.claims_seeds) == (quick.claims, [0, 1])
     write_report(only, folder)
     text = (folder / "report.md").read_text()
-    assert "Tests 1, 3, 5, 11: quick arms, seeds 0, 1. Test 15: all arms, seeds 0." in text
+    others = ", ".join(str(n) for n in sorted(QUICK - {15}))
+    assert f"Tests {others}: quick arms, seeds 0, 1. Test 15: all arms, seeds 0." in text
+    # a prediction that is changed after its data were seen is marked
+    kind = type(EXPERIMENTS[1].load())
+    changed_prediction = replace(kind.predictions[0], counts=0.5)
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "predictions", (changed_prediction, *kind.predictions[1:]))
+        marked = study_of(folder, [15], seeds=[0]).results[0]
+    assert "changed after it was measured" in marked.notes[-1]
     # a result of another version of a test is left out, and the study says so
     test = EXPERIMENTS[5].load()
     monkeypatch.setattr(type(test), "version", 99)

@@ -41,6 +41,19 @@ def test_a_difference_is_never_supported_when_zero_is_possible(interval, counts,
         assert not interval.covers_zero
 
 
+@pytest.mark.parametrize(
+    ("expects", "counts", "message"),
+    [
+        ("Above", 0.1, "expects: got 'Above', allowed are above, below, equal"),
+        ("above", float("nan"), "counts: got nan"),
+        ("above", 0.0, "counts: got 0.0"),
+    ],
+)
+def test_a_prediction_is_validated(expects, counts, message):
+    with pytest.raises(ValueError, match=message):
+        prediction(expects, counts)
+
+
 @given(intervals(), size)
 def test_an_equality_is_supported_only_inside_the_effect_size(interval, counts):
     verdict = prediction("equal", counts).judge(interval)

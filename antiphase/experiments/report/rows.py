@@ -112,5 +112,6 @@ def recipe_line(study: Study) -> str:
 
 
 def command(result: Result) -> str:
-    """Return the command that runs a test again."""
-    return f"antiphase lab --only {result.number}"
+    """Return the command that runs a test, on as many seeds as before, on all of its arms."""
+    seeds = f" --seeds {len(result.seeds)}" if result.seeds else ""
+    return f"antiphase lab --only {result.number}{seeds}"
