@@ -41,7 +41,7 @@ class DiffV2(Attention):
         return Heads(x, q1, k, v, q2, k, lam=lam.mT[..., None])  # lam [B, h, Tq, 1]
 
     def attend(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
-        return diff_attention(*heads.pair, causal=causal, mask=mask, backend=backend)
+        return diff_attention(*heads.diff_arguments, causal=causal, mask=mask, backend=backend)
 
     def output(self, o: Tensor, heads: Heads) -> Tensor:
         return self.o_proj(merge_heads(o))

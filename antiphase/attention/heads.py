@@ -59,7 +59,7 @@ class Heads:
         return self.v[:, :, self.v.shape[2] - self.new :]
 
     @property
-    def pair(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def diff_arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return (q1, k1, q2, k2, v, lam), the arguments of `diff_attention`."""
         assert self.q2 is not None
         assert self.k2 is not None

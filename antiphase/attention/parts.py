@@ -168,7 +168,7 @@ def halve_heads(name: str, num_heads: int, num_kv_heads: int) -> tuple[int, int]
 
 def two_softmax_maps(heads: Heads, *, causal: bool, mask: Tensor | None) -> dict[str, Tensor]:
     """Return signal, noise, lam and difference of a layer with two softmax maps per head."""
-    A1, A2, difference = attention_maps(*heads.pair, causal=causal, mask=mask)
+    A1, A2, difference = attention_maps(*heads.diff_arguments, causal=causal, mask=mask)
     return {"signal": A1, "noise": A2, "lam": per_row(heads.lam, A1), "difference": difference}
 
 
