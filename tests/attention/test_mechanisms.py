@@ -235,3 +235,21 @@ def test_second_derivatives_on_the_reference(name, width):
     assert torch.autograd.gradgradcheck(
         lambda x: layer(x, causal=True, backend="reference").square(), (x,)
     )
+
+
+@each
+def test_autocast_rounds_the_projections_alone(name):
+    fields = {"k": 100} if name == "top_k" else {}  # rounding may choose other keys
+    layer, x = small(name, 4, rope_theta=1e4, **fields), tokens()
+    out, maps = layer(x, causal=True, return_maps=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        got, got_maps = layer(x, causal=True, return_maps=True)
+    torch.testing.assert_close(got.float(), out, atol=0.02, rtol=0.05)
+    assert got_maps.keys() == maps.keys()
+    for kind, A in got_maps.items():
+        assert A.dtype == torch.float32, kind
+        torch.testing.assert_close(A, maps[kind], atol=0.02, rtol=0.05)
+    got.float().square().sum().backward()
+    for parameter_name, parameter in layer.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert parameter.grad.isfinite().all(), parameter_name
