@@ -3,7 +3,7 @@
     O_i = norm((A1_i - lam A2_g) V_i),  g = i // ratio;  concatenated, then W_O
 
 The baseline's heads are split into groups of `ratio` signal heads and one noise head. V has the
-width D / h_signal, rounded up to a multiple of 8. At 1:1 it is DIFF V1, weight by weight.
+width D / h_signal, rounded up to a multiple of 8. At 1:1 it is DIFF V1, with identical parameters.
 """
 
 from dataclasses import dataclass

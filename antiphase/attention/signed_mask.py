@@ -1,6 +1,6 @@
 """Control: one softmax map times a learned sign, without a second map.
 
-    A[i, j] = softmax(q k^T)[i, j] tanh(a_i . b_j + c)
+    A[i, j] = softmax(q k^T / sqrt(d))[i, j] tanh(a_i . b_j + c)
 
 The factor lies in [-1, 1] and comes from a bilinear form of `rank` channels, so that attention
 weights may be negative. The map is materialised: memory grows with T^2.
