@@ -73,11 +73,8 @@ class Attention(nn.Module, ABC):
         _check_ranges(self.head_dim, layer, eps, rope_theta)
         self.options: Any = build(f"mechanism {self.name!r}", self.Options, options)
         self.build()
-        if rope_theta is not None and any(width % 2 for width in self.rotary_widths):
-            raise ValueError(
-                f"{self.name}: RoPE rotates pairs of channels and needs even widths, but the heads "
-                f"have width {self.rotary_widths}; change head_dim or leave rope_theta out"
-            )
+        if rope_theta is not None:
+            self.check_rotary_widths("leave rope_theta out")
 
     @abstractmethod
     def build(self) -> None:
@@ -89,7 +86,10 @@ class Attention(nn.Module, ABC):
 
     @abstractmethod
     def attend(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
-        """Return the output of each head before its norm, [B, h, Tq, dv]: `difference` @ V.
+        """Return the output of each head before its norm, [B, h, Tq, dv].
+
+        It is the map `difference` of `maps`, applied to V. With running noise, this call stores the
+        new state in the cache, so it is made once per `project`.
 
         Args:
             heads: what `project` returned.
@@ -120,6 +120,21 @@ class Attention(nn.Module, ABC):
     def rotary_widths(self) -> tuple[int, ...]:
         """Return the widths of the heads that RoPE rotates."""
         return (self.head_dim,)
+
+    def check_rotary_widths(self, without_rope: str) -> None:
+        """Raise for heads that RoPE cannot rotate.
+
+        Args:
+            without_rope: how to use no RoPE, for the error.
+
+        Raises:
+            ValueError: a width is odd.
+        """
+        if any(width % 2 for width in self.rotary_widths):
+            raise ValueError(
+                f"{self.name}: RoPE rotates pairs of channels and needs even widths, but there are "
+                f"heads of width {self.rotary_widths}; use even widths, or {without_rope}"
+            )
 
     @property
     def cache_elements_per_token(self) -> int:

@@ -1,8 +1,11 @@
-"""DIFF V1 (arXiv 2410.05258): O = norm((softmax(Q1 K1^T) - lam softmax(Q2 K2^T)) V) W_O.
+"""DIFF V1 (arXiv 2410.05258).
+
+    O = norm((softmax(Q1 K1^T / sqrt(d)) - lam softmax(Q2 K2^T / sqrt(d))) V) W_O
 
 A baseline of 2h heads of width d becomes h heads with two attention maps each and V of width 2d.
 The maps of head i come from the adjacent query heads 2i and 2i + 1. Both use the key pair of group
-i // (h / h_kv); repeating the 2 h_kv key heads one by one would give both maps the same key.
+i // (h / h_kv): with GQA, `repeat_interleave` over single key heads would pair q1 and q2 with the
+same key.
 """
 
 from torch import Tensor, nn
@@ -42,7 +45,7 @@ class DiffV1(Attention):
         return Heads(x, q1, k1, v, q2, k2, lam=self.lam(x))
 
     def attend(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
-        return diff_attention(*heads.pair, causal=causal, mask=mask, backend=backend)
+        return diff_attention(*heads.diff_arguments, causal=causal, mask=mask, backend=backend)
 
     def output(self, o: Tensor, heads: Heads) -> Tensor:
         return self.o_proj(merge_heads(self.norm(o)))

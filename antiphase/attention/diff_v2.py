@@ -1,7 +1,9 @@
-"""DIFF V2 (Microsoft, January 2026): O = (softmax(Q1 K^T) - sigmoid(lam) softmax(Q2 K^T)) V W_O.
+"""DIFF V2 (Microsoft, January 2026).
+
+    O = (softmax(Q1 K^T / sqrt(d)) - sigmoid(lam) softmax(Q2 K^T / sqrt(d))) V W_O
 
 The baseline's heads stay; each has two queries and one key. The queries of a pair are adjacent, so
-that both use the same key and value head (pairing by halves is the known wrong form). lam is one
+that both use the same key and value head (pairing by halves is a known mistake). lam is one
 value per token and head, projected from the queries' input. There is no head norm. Keys, values
 and the cache are the baseline's.
 """
@@ -37,11 +39,12 @@ class DiffV2(Attention):
         k, v = extend_cache(inputs.cache, k, v)  # [B, h_kv, Tk, d]
         q1, q2 = q.unflatten(1, (self.num_heads, 2)).unbind(2)
         # The sigmoid in fp32: in bf16, lam would have steps of 1/256 around 0.5.
-        lam = torch.sigmoid(self.lambda_proj(x).to(statistics_dtype(x.dtype)))
+        lam = self.lambda_proj(x)
+        lam = torch.sigmoid(lam.to(statistics_dtype(lam.dtype)))
         return Heads(x, q1, k, v, q2, k, lam=lam.mT[..., None])  # lam [B, h, Tq, 1]
 
     def attend(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
-        return diff_attention(*heads.pair, causal=causal, mask=mask, backend=backend)
+        return diff_attention(*heads.diff_arguments, causal=causal, mask=mask, backend=backend)
 
     def output(self, o: Tensor, heads: Heads) -> Tensor:
         return self.o_proj(merge_heads(o))

@@ -42,7 +42,7 @@ class FixedNoiseOptions(NoiseOptions):
 
 
 class FixedNoise(Attention):
-    """V1 with noise weights that are the same for every query, up to where its keys end."""
+    """V1 with noise weights that are the same for every query, over the visible keys."""
 
     name = "fixed_noise"
     Options = FixedNoiseOptions
@@ -69,7 +69,7 @@ class FixedNoise(Attention):
         v = split_heads(self.v_proj(context), 2 * d)
         new = k.shape[2]
         k, v = extend_cache(inputs.cache, k, v)
-        log_g = self._log_g(context)  # stands in the place of the noise keys
+        log_g = self._log_g(context)  # replaces the noise keys
         return Heads(x, q, k, v, k2=log_g, lam=self.lam(x), new=new, cache=inputs.cache)
 
     def attend(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
@@ -99,7 +99,8 @@ class FixedNoise(Attention):
         """Return log g [B, h_kv, Tk], one weight per token and key/value head."""
         if self.options.gate == "mean":
             return context.new_zeros(context.shape[0], self.h_kv, context.shape[1])
-        return self.gate_proj(context).to(statistics_dtype(context.dtype)).mT
+        log_g = self.gate_proj(context)
+        return log_g.to(statistics_dtype(log_g.dtype)).mT
 
     @property
     def cache_elements_per_token(self) -> int:

@@ -25,7 +25,7 @@ class GatedOptions:
 
 
 class Gated(Attention):
-    """Standard attention whose heads each token can close."""
+    """Standard attention with heads gated per token."""
 
     name = "gated"
     Options = GatedOptions

@@ -3,7 +3,7 @@
     O_i = norm((A1_i - lam A2_g) V_i),  g = i // ratio;  concatenated, then W_O
 
 The baseline's heads are split into groups of `ratio` signal heads and one noise head. V has the
-width D / h_signal, rounded up to a multiple of 8. At 1:1 it is DIFF V1, weight by weight.
+width D / h_signal, rounded up to a multiple of 8. At 1:1 it is DIFF V1, with identical parameters.
 """
 
 from dataclasses import dataclass
@@ -77,7 +77,7 @@ class Grouped(Attention):
         return Heads(x, q, k, v, q2, k2, lam=self.lam(x))
 
     def attend(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
-        return diff_attention(*heads.pair, causal=causal, mask=mask, backend=backend)
+        return diff_attention(*heads.diff_arguments, causal=causal, mask=mask, backend=backend)
 
     def output(self, o: Tensor, heads: Heads) -> Tensor:
         return self.o_proj(merge_heads(self.norm(o)))

@@ -40,14 +40,17 @@ class Heads:
     """Queries, keys and values per head, after RoPE and the cache.
 
     `q`, `k` give the signal map; `q2`, `k2` the noise map, which `lam` scales before it is
-    subtracted. `signed_mask` uses `q2`, `k2` for its sign, the running noise for its features.
+    subtracted. Three mechanisms use `q2`, `k2` for something else, as the fields say.
     """
 
     x: Tensor  # [B, Tq, D], the tokens of the queries
     q: Tensor  # [B, h, Tq, d]
     k: Tensor  # [B, h_kv, Tk, d]
     v: Tensor  # [B, h_kv, Tk, dv]
+    # low_rank_noise: positive features; signed_mask: the queries of its sign.
     q2: Tensor | None = None  # [B, h_n, Tq, d2]
+    # low_rank_noise: features of this call's keys, [B, h_kv, new, r]; signed_mask: the keys of its
+    # sign; fixed_noise: log g of this call's keys, [B, h_kv, new].
     k2: Tensor | None = None  # [B, h_kv_n, Tk, d2]
     lam: Tensor | None = None  # broadcasts to [B, h, Tq, 1]
     new: int = 0  # how many of the Tk keys this call added; only running noise needs it
@@ -59,7 +62,7 @@ class Heads:
         return self.v[:, :, self.v.shape[2] - self.new :]
 
     @property
-    def pair(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def diff_arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return (q1, k1, q2, k2, v, lam), the arguments of `diff_attention`."""
         assert self.q2 is not None
         assert self.k2 is not None

@@ -66,7 +66,7 @@ class LowDimNoise(Attention):
         return Heads(x, q, k, v, q2, k2, lam=self.lam(x))
 
     def attend(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
-        return diff_attention(*heads.pair, causal=causal, mask=mask, backend=backend)
+        return diff_attention(*heads.diff_arguments, causal=causal, mask=mask, backend=backend)
 
     def output(self, o: Tensor, heads: Heads) -> Tensor:
         return self.o_proj(merge_heads(self.norm(o)))

@@ -80,7 +80,7 @@ class LowRankNoise(Attention):
     def attend(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
         keys = new_key_padding(self.name, heads, mask)
         signal = attention(heads.q, heads.k, heads.v, causal=causal, mask=mask, backend=backend)
-        _, _, q2, k2, _, lam = heads.pair
+        _, _, q2, k2, _, lam = heads.diff_arguments
         noise, state = linear_attention(
             q2, k2, heads.v_new, causal=causal, keys=keys, state=last_state(heads)
         )
@@ -92,7 +92,7 @@ class LowRankNoise(Attention):
 
     def maps(self, heads: Heads, *, causal: bool, mask: Tensor | None) -> dict[str, Tensor]:
         visible = visible_keys(self.name, heads, causal=causal, mask=mask)
-        _, _, q2, k2, _, _ = heads.pair
+        _, _, q2, k2, _, _ = heads.diff_arguments
         A1 = attention_map(heads.q, heads.k, heads.v, causal=causal, mask=mask)
         A2 = linear_map(q2, k2, visible)
         lam = per_row(heads.lam, A1)

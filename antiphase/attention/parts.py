@@ -1,6 +1,7 @@
 """Parts that several mechanisms share: lam, the head norm, and what follows from two maps."""
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -48,7 +49,7 @@ def depth_init(layer: int) -> float:
     return 0.8 - 0.6 * math.exp(-0.3 * layer)
 
 
-class Float32Parameters(nn.Module):
+class Float32Parameters(nn.Module, ABC):
     """A module whose parameters and buffers stay in fp32 when a model is cast to 16 bits.
 
     The gradient steps of lam, a gain or a logit are smaller than bf16 can add to them.
@@ -62,8 +63,13 @@ class Float32Parameters(nn.Module):
 
         return super()._apply(keep, recurse)  # type: ignore[no-untyped-call]
 
+    @abstractmethod
     def init_parameters(self) -> None:
-        """Set the initial values; models call it again after creating weights on `meta`."""
+        """Set the initial values.
+
+        Models call it again for parameters that a checkpoint does not have: these were created on
+        `meta`, without values.
+        """
 
 
 class Lambda(Float32Parameters):
@@ -96,7 +102,11 @@ class Lambda(Float32Parameters):
             nn.init.normal_(vector, 0.0, 0.1)
 
     def forward(self, like: Tensor) -> Tensor:
-        """Return lam, a scalar in fp32 (fp64 for fp64), on the device of `like`."""
+        """Return lam, a scalar.
+
+        A learned lam has the dtype and device of its vectors. A constant has the device of `like`,
+        and fp32 (fp64 if `like` has it).
+        """
         if self.fixed is not None:
             dtype = statistics_dtype(like.dtype)
             return torch.full((), self.fixed, device=like.device, dtype=dtype)
@@ -168,7 +178,7 @@ def halve_heads(name: str, num_heads: int, num_kv_heads: int) -> tuple[int, int]
 
 def two_softmax_maps(heads: Heads, *, causal: bool, mask: Tensor | None) -> dict[str, Tensor]:
     """Return signal, noise, lam and difference of a layer with two softmax maps per head."""
-    A1, A2, difference = attention_maps(*heads.pair, causal=causal, mask=mask)
+    A1, A2, difference = attention_maps(*heads.diff_arguments, causal=causal, mask=mask)
     return {"signal": A1, "noise": A2, "lam": per_row(heads.lam, A1), "difference": difference}
 
 

@@ -1,6 +1,6 @@
 """Control: one softmax map times a learned sign, without a second map.
 
-    A[i, j] = softmax(q k^T)[i, j] tanh(a_i . b_j + c)
+    A[i, j] = softmax(q k^T / sqrt(d))[i, j] tanh(a_i . b_j + c)
 
 The factor lies in [-1, 1] and comes from a bilinear form of `rank` channels, so that attention
 weights may be negative. The map is materialised: memory grows with T^2.
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
 from antiphase.attention.parts import Float32Parameters, check_at_least_one
-from antiphase.ops import attention_map, repeat_heads, statistics_dtype
+from antiphase.ops import attention_map, repeat_heads, statistics_dtype, without_autocast
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,8 @@ class SignedMask(Attention):
 
     def attend(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
         A = self.maps(heads, causal=causal, mask=mask)["difference"]
-        return (A @ repeat_heads(heads.v, self.num_heads).to(A.dtype)).to(heads.v.dtype)
+        with without_autocast(A.device):
+            return (A @ repeat_heads(heads.v, self.num_heads).to(A.dtype)).to(heads.v.dtype)
 
     def output(self, o: Tensor, heads: Heads) -> Tensor:
         return self.o_proj(merge_heads(o))
@@ -83,7 +84,8 @@ class SignedMask(Attention):
         assert heads.q2 is not None
         assert heads.k2 is not None
         dtype = statistics_dtype(heads.q.dtype)  # as the softmax: fp32, or fp64 for fp64
-        form = heads.q2.to(dtype) @ repeat_heads(heads.k2, self.num_heads).to(dtype).mT
+        with without_autocast(A.device):
+            form = heads.q2.to(dtype) @ repeat_heads(heads.k2, self.num_heads).to(dtype).mT
         sign = torch.tanh(form + self.sign_offset.offset[:, None, None])
         return {"signal": A, "sign": sign, "difference": A * sign}
 

@@ -25,7 +25,7 @@ class SinkLogits(Float32Parameters):
 
 
 class Sink(Attention):
-    """Standard attention whose weights may sum to less than 1, down to attending to nothing."""
+    """Standard attention whose rows may sum to less than 1."""
 
     name = "sink"
 

@@ -11,8 +11,14 @@ from torch import Tensor, nn
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
 from antiphase.attention.parts import check_at_least_one
-from antiphase.ops import attention, attention_map, repeat_heads
-from antiphase.ops.arguments import causal_mask
+from antiphase.ops import (
+    attention,
+    attention_map,
+    causal_mask,
+    repeat_heads,
+    statistics_dtype,
+    without_autocast,
+)
 
 
 @dataclass(frozen=True)
@@ -65,8 +71,10 @@ class TopK(Attention):
     @torch.no_grad()  # the choice of keys has no gradient
     def _largest(self, heads: Heads, causal: bool, mask: Tensor | None) -> Tensor:
         """Return the mask of each query's k largest visible scores, [B, h, Tq, Tk]."""
-        scores = heads.q @ repeat_heads(heads.k, heads.q.shape[1]).mT
-        scores = scores.float() * self.head_dim**-0.5
+        q, k = heads.q, repeat_heads(heads.k, heads.q.shape[1])
+        dtype = statistics_dtype(q.dtype)  # as the softmax: rounded scores would have ties
+        with without_autocast(q.device):
+            scores = q.to(dtype) @ k.to(dtype).mT * self.head_dim**-0.5
         Tq, Tk = scores.shape[-2:]
         if causal:
             scores = scores.masked_fill(~causal_mask(Tq, Tk, scores.device, Tk - Tq), -torch.inf)

@@ -1,4 +1,4 @@
-"""The configuration of a model: its mechanism, its sizes, and what surrounds attention."""
+"""The configuration of a model: its mechanism, its sizes, and its other layers."""
 
 import inspect
 import warnings
@@ -20,6 +20,16 @@ FEED_FORWARDS = {"swiglu": (3, 8 / 3), "relu": (2, 4.0)}  # matrices, default wi
 NORMS = ("rms", "layer")
 POSITIONS = ("rope", "sinusoidal", "none")
 MATCHES = ("parameters", "none")
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "max_position_embeddings",
+)
 
 
 class AntiphaseConfig(PreTrainedConfig):
@@ -94,8 +104,10 @@ class AntiphaseConfig(PreTrainedConfig):
         self.hidden_size = hidden_size
         self.num_hidden_layers = num_hidden_layers
         self.num_attention_heads = num_attention_heads
-        self.num_key_value_heads = num_key_value_heads or num_attention_heads
-        self.head_dim = head_dim or hidden_size // max(num_attention_heads, 1)
+        kv_heads = num_attention_heads if num_key_value_heads is None else num_key_value_heads
+        self.num_key_value_heads = kv_heads
+        default_width = hidden_size // max(num_attention_heads, 1)
+        self.head_dim = default_width if head_dim is None else head_dim
         self.feed_forward = feed_forward
         self.norm = norm
         self.position = position
@@ -113,14 +125,16 @@ class AntiphaseConfig(PreTrainedConfig):
         _choice("norm", norm, NORMS)
         _choice("position", position, POSITIONS)
         _choice("match", match, MATCHES)
-        check_fields(kwargs, OWN_FIELDS, feed_forward)
+        check_fields(kwargs, OWN_FIELDS, feed_forward, attention)
         ratio = FEED_FORWARDS[feed_forward][1]
-        self.intermediate_size = intermediate_size or max(8, round(ratio * hidden_size / 8) * 8)
+        default_width = max(8, round(ratio * hidden_size / 8) * 8)
+        self.intermediate_size = default_width if intermediate_size is None else intermediate_size
         if head_dim is None and num_attention_heads > 0 and hidden_size % num_attention_heads:
             raise ValueError(
                 f"num_attention_heads: {num_attention_heads} heads do not divide hidden_size "
                 f"{hidden_size}; change one of them or give head_dim"
             )
+        self._check_sizes()
         if (rope_parameters or {}).get("partial_rotary_factor", 1) != 1:
             raise ValueError(
                 f"rope_parameters: got {rope_parameters}, but RoPE rotates all channels of a head; "
@@ -189,12 +203,21 @@ class AntiphaseConfig(PreTrainedConfig):
             eps=self.rms_norm_eps,
             **options,
         )
-        if self.position == "rope" and any(width % 2 for width in module.rotary_widths):
-            raise ValueError(
-                f"position: RoPE rotates pairs of channels, and {name} has heads of width "
-                f"{module.rotary_widths}; use even widths, or position='none'"
-            )
+        if self.position == "rope":
+            module.check_rotary_widths("position='none'")
         return module
+
+    def _check_sizes(self) -> None:
+        """Raise for a size that no model can have; `Attention` checks how sizes fit together."""
+        for name in _SIZES:
+            value = getattr(self, name)
+            if value < 1:
+                raise ValueError(f"{name}: got {value}, expected at least 1")
+        if not self.initializer_range >= 0:
+            raise ValueError(
+                f"initializer_range: got {self.initializer_range}, expected a standard deviation, "
+                "0 or larger"
+            )
 
     @property
     def feed_forward_width(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedConfig
 
+from antiphase.attention import mechanism
 from antiphase.options import nearest
 
 # What transformers itself reads or writes in any configuration, beside its dataclass fields.
@@ -78,20 +79,26 @@ _OTHER_NAMES = {
 }
 
 
-def check_fields(given: Mapping[str, Any], own: Collection[str], feed_forward: str) -> None:
+def check_fields(
+    given: Mapping[str, Any],
+    own: Collection[str],
+    feed_forward: str,
+    attention: str | None = None,
+) -> None:
     """Raise for a keyword that would have no effect.
 
     Args:
         given: the keywords that are not fields of `AntiphaseConfig` itself.
         own: the names of its own fields.
         feed_forward: of the configuration; says which `hidden_act` is implemented.
+        attention: name of the mechanism, if known; the error then finds its options.
 
     Raises:
         ValueError: a keyword is unknown, or a field of transformers that these models do not
             implement has a value that would turn it on.
     """
     for name in unknown_fields(given, own):
-        raise ValueError(_unknown(name, own))
+        raise ValueError(_unknown(name, own, attention))
     for name, value in given.items():
         off = _off_values(name, feed_forward)
         if off is None:
@@ -134,8 +141,13 @@ def _off_values(name: str, feed_forward: str) -> tuple[Any, ...] | None:
     return _NOT_IMPLEMENTED.get(name)
 
 
-def _unknown(name: str, own: Collection[str]) -> str:
+def _unknown(name: str, own: Collection[str], attention: str | None) -> str:
     said = f"AntiphaseConfig has no field {name!r}"
+    if attention is not None:
+        options = dataclasses.fields(mechanism(attention).Options)
+        if name in {option.name for option in options}:
+            advice = f"pass attention_options={{{name!r}: ...}}"
+            return f"{said}: it is an option of {attention!r}; {advice}"
     if generation_fields([name], own):
         return f"{said}: it is a setting of generation; pass it to generate()"
     if name in _OTHER_NAMES:

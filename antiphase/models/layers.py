@@ -1,4 +1,4 @@
-"""What surrounds attention in a model: norms, feed-forward layers, positions, and the block."""
+"""Norms, feed-forward layers, position encodings, and the block that combines them."""
 
 import copy
 from typing import Any
@@ -94,6 +94,9 @@ class RotaryPositions(Float32Parameters):
         super().__init__()
         self.widths = widths
         self.by_width = nn.ModuleList(_rotary_of(config, width) for width in widths)
+
+    def init_parameters(self) -> None:
+        """Do nothing: there are only buffers, which transformers initialises."""
 
     def forward(self, x: Tensor, positions: Tensor) -> Rotary:
         """Return cos and sin [B | 1, T, width] by width, at positions [B | 1, T]."""

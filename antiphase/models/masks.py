@@ -39,7 +39,7 @@ def ops_mask(
         x: [B, Tq, D], the embedded tokens.
         attention_mask: None, a padding mask [B, Tk] or a mask [B, 1, Tq, Tk].
         cache: the KV cache, before x is appended; None without one.
-        positions: [B | 1, Tq]; positions that start again mark packed sequences.
+        positions: [B | 1, Tq]; positions that restart at 0 mark packed sequences.
     """
     dynamic = cache is not None and not cache.is_compileable
     if attention_mask is None and dynamic:

@@ -106,6 +106,8 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         )
         self.norm = norm_of(config)
         if config.position == "rope":
+            # A new layer, only for its widths. It draws random numbers: without these draws, a seed
+            # would give other initial weights than before.
             self.rotary = RotaryPositions(config, config.attention_layer().rotary_widths)
         self.gradient_checkpointing = False
         # transformers casts weights while it loads them, past `Float32Parameters._apply`.
@@ -134,8 +136,8 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         Args:
             input_ids: tokens [B, T]; or give `inputs_embeds`.
             attention_mask: padding mask [B, Tk], or a mask [B, 1, T, Tk] (True: attend).
-            position_ids: [B | 1, T]; by default they continue the cache. Positions that start
-                again mark packed sequences.
+            position_ids: [B | 1, T]; by default they continue the cache. Positions that
+                restart at 0 mark packed sequences.
             past_key_values: the KV cache.
             inputs_embeds: embedded tokens [B, T, D] in place of `input_ids`.
             use_cache: return the KV cache; the configuration's by default.
@@ -143,7 +145,7 @@ class AntiphaseModel(AntiphasePreTrainedModel):
                 are the maps that are applied to V: for a differential layer the differences.
 
         Returns:
-            `last_hidden_state` [B, T, D], and what was requested beside.
+            `last_hidden_state` [B, T, D], and the optional outputs that were requested.
         """
         config = self.config
         if (input_ids is None) == (inputs_embeds is None):
@@ -238,7 +240,7 @@ class AntiphaseForCausalLM(AntiphasePreTrainedModel, GenerationMixin):
                 transformers' loss function takes.
 
         Returns:
-            `logits` [B, T, vocabulary], `loss`, and what was requested beside.
+            `logits` [B, T, vocabulary], `loss`, and the optional outputs that were requested.
         """
         outputs = self.model(
             input_ids=input_ids,

@@ -1,6 +1,11 @@
 """Attention as pure tensor functions: one attention map, or the difference of two, applied to V."""
 
-from antiphase.ops.arguments import causal_mask, repeat_heads, statistics_dtype
+from antiphase.ops.arguments import (
+    causal_mask,
+    repeat_heads,
+    statistics_dtype,
+    without_autocast,
+)
 from antiphase.ops.cumulative import linear_attention, linear_map, prefix_attention, prefix_map
 from antiphase.ops.dispatch import Choice
 from antiphase.ops.functional import (
@@ -32,4 +37,5 @@ __all__ = [
     "rotary_table",
     "rotate",
     "statistics_dtype",
+    "without_autocast",
 ]

@@ -5,6 +5,7 @@ statistics' dtype, and `mask` as a 4-d tensor that broadcasts to [B, H, Tq, Tk].
 """
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -41,6 +42,18 @@ class Arguments:
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of softmax statistics: fp32, or fp64 for fp64 inputs."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which products keep the dtype of their operands.
+
+    Under autocast, `q.float() @ k.float()` would be a product in bf16.
+
+    Args:
+        device: Device of the operands.
+    """
+    on = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if on else nullcontext()
 
 
 def repeat_heads(t: Tensor, heads: int) -> Tensor:

@@ -12,7 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from antiphase.ops.arguments import causal_mask, repeat_heads, statistics_dtype
+from antiphase.ops.arguments import (
+    causal_mask,
+    repeat_heads,
+    statistics_dtype,
+    without_autocast,
+)
 
 CHUNK = 32
 LOG_ZERO = -1e30  # stands for log 0; finite, so that gradients are
@@ -41,30 +46,31 @@ def linear_attention(
         The output [B, H, Tq, dv], and the state: sum of phi(k) v^T and, in its last column, of
         phi(k).
     """
-    dtype, out_dtype = statistics_dtype(v.dtype), v.dtype
-    fq, fk, v = fq.to(dtype), _zero_padding(fk.to(dtype), keys), v.to(dtype)
-    H, T = fq.shape[1:3]
-    if state is None:
-        state = v.new_zeros(*fk.shape[:2], fk.shape[-1], v.shape[-1] + 1)
-    state = state.to(dtype)
-    if not causal or T == 1:
-        state = state + fk.mT @ F.pad(v, (0, 1), value=1.0)
-        out = fq @ repeat_heads(state, H)
-        return _ratio(out[..., :-1], out[..., -1:]).to(out_dtype), state
-    fk, v = _chunks(fk), _chunks(v)  # [B, Hkv, chunks, C, r | dv]
-    S = fk.mT @ v  # [B, Hkv, chunks, r, dv]
-    z = fk.flatten(2, 3).cumsum(dim=2)  # [B, Hkv, T, r]
-    past_S, past_z = state[..., :-1], state[..., -1]
-    after = torch.cat([past_S + S.sum(2), (past_z + z[:, :, -1])[..., None]], dim=-1)
-    S = S.cumsum(dim=2) - S + past_S[:, :, None]  # before each chunk
-    fk, v, S, z = (repeat_heads(t, H) for t in (fk, v, S, z + past_z[:, :, None]))
-    fq = _chunks(fq)
-    fq = _ratio(fq, (fq * z.view_as(fq)).sum(-1, keepdim=True))
-    within = (fq @ fk.mT).tril()  # the chunk's own keys
-    fq, S, within, v = (t.flatten(0, 2) for t in (fq, S, within, v))
-    out = torch.baddbmm(fq @ S, within, v)
-    out = out.view(len(state), H, z.shape[2], out.shape[-1])[:, :, :T]
-    return out.to(out_dtype), after
+    with without_autocast(v.device):
+        dtype, out_dtype = statistics_dtype(v.dtype), v.dtype
+        fq, fk, v = fq.to(dtype), _zero_padding(fk.to(dtype), keys), v.to(dtype)
+        H, T = fq.shape[1:3]
+        if state is None:
+            state = v.new_zeros(*fk.shape[:2], fk.shape[-1], v.shape[-1] + 1)
+        state = state.to(dtype)
+        if not causal or T == 1:
+            state = state + fk.mT @ F.pad(v, (0, 1), value=1.0)
+            out = fq @ repeat_heads(state, H)
+            return _ratio(out[..., :-1], out[..., -1:]).to(out_dtype), state
+        fk, v = _chunks(fk), _chunks(v)  # [B, Hkv, chunks, C, r | dv]
+        S = fk.mT @ v  # [B, Hkv, chunks, r, dv]
+        z = fk.flatten(2, 3).cumsum(dim=2)  # [B, Hkv, T, r]
+        past_S, past_z = state[..., :-1], state[..., -1]
+        after = torch.cat([past_S + S.sum(2), (past_z + z[:, :, -1])[..., None]], dim=-1)
+        S = S.cumsum(dim=2) - S + past_S[:, :, None]  # before each chunk
+        fk, v, S, z = (repeat_heads(t, H) for t in (fk, v, S, z + past_z[:, :, None]))
+        fq = _chunks(fq)
+        fq = _ratio(fq, (fq * z.view_as(fq)).sum(-1, keepdim=True))
+        within = (fq @ fk.mT).tril()  # the chunk's own keys
+        fq, S, within, v = (t.flatten(0, 2) for t in (fq, S, within, v))
+        out = torch.baddbmm(fq @ S, within, v)
+        out = out.view(len(state), H, z.shape[2], out.shape[-1])[:, :, :T]
+        return out.to(out_dtype), after
 
 
 def linear_map(fq: Tensor, fk: Tensor, visible: Tensor | None = None) -> Tensor:
@@ -79,7 +85,8 @@ def linear_map(fq: Tensor, fk: Tensor, visible: Tensor | None = None) -> Tensor:
         The attention map [B, H, Tq, Tk].
     """
     dtype = statistics_dtype(fq.dtype)
-    A = fq.to(dtype) @ repeat_heads(fk.to(dtype), fq.shape[1]).mT
+    with without_autocast(fq.device):
+        A = fq.to(dtype) @ repeat_heads(fk.to(dtype), fq.shape[1]).mT
     if visible is not None:
         A = A * visible
     return _ratio(A, A.sum(-1, keepdim=True))
@@ -106,31 +113,32 @@ def prefix_attention(
         The output [B, Hkv, T, dv] (not causal: T = 1), and the state: the mean so far, whether any
         key has counted, and the log of the sum of weights.
     """
-    dtype, out_dtype = statistics_dtype(v.dtype), v.dtype
-    s, v = _mask_padding(s.to(dtype), keys), v.to(dtype)
-    if state is None:
-        state = v.new_zeros(*v.shape[:2], 1, v.shape[-1] + 2)
-    mean, counted, log_sum = state.to(dtype).split([v.shape[-1], 1, 1], dim=-1)
-    log_before = log_sum.masked_fill(counted == 0, LOG_ZERO)[..., 0]  # [B, Hkv, 1]
-    # The past is prepended as one more key, whose value is the mean so far.
-    if not causal or s.shape[-1] == 1:
-        log_w, values = torch.cat([log_before, s], -1), torch.cat([mean, v], -2)
-        W, log_total = _softmax(log_w[:, :, None])
-        out = W @ values
-        return out.to(out_dtype), _pack_state(out, log_total)
-    T = s.shape[-1]
-    s, v = _chunks(s[..., None], LOG_ZERO)[..., 0], _chunks(v)  # [B, H, chunks, C(, dv)]
-    W, log_chunk = _softmax(s[..., None, :])
-    # The state before each chunk is a mean of the same kind, over the chunks.
-    log_c = torch.cat([log_before, log_chunk[..., 0]], -1)  # [B, H, 1 + chunks]
-    W_past, log_past = _softmax(_prefixes(log_c))
-    past = W_past @ torch.cat([mean, (W @ v)[..., 0, :]], -2)
-    # Within a chunk: the past as one key, then the chunk's own keys.
-    log_w = torch.cat([log_past[..., :-1, None], s], -1)  # [B, H, chunks, 1 + C]
-    values = torch.cat([past[..., :-1, None, :], v], -2)
-    W, _ = _softmax(_prefixes(log_w))
-    out = (W[..., 1:, :] @ values).flatten(2, 3)[:, :, :T]
-    return out.to(out_dtype), _pack_state(past[..., -1:, :], log_past[..., -1:])
+    with without_autocast(v.device):
+        dtype, out_dtype = statistics_dtype(v.dtype), v.dtype
+        s, v = _mask_padding(s.to(dtype), keys), v.to(dtype)
+        if state is None:
+            state = v.new_zeros(*v.shape[:2], 1, v.shape[-1] + 2)
+        mean, counted, log_sum = state.to(dtype).split([v.shape[-1], 1, 1], dim=-1)
+        log_before = log_sum.masked_fill(counted == 0, LOG_ZERO)[..., 0]  # [B, Hkv, 1]
+        # The past is prepended as one more key, whose value is the mean so far.
+        if not causal or s.shape[-1] == 1:
+            log_w, values = torch.cat([log_before, s], -1), torch.cat([mean, v], -2)
+            W, log_total = _softmax(log_w[:, :, None])
+            out = W @ values
+            return out.to(out_dtype), _pack_state(out, log_total)
+        T = s.shape[-1]
+        s, v = _chunks(s[..., None], LOG_ZERO)[..., 0], _chunks(v)  # [B, H, chunks, C(, dv)]
+        W, log_chunk = _softmax(s[..., None, :])
+        # The state before each chunk is a mean of the same kind, over the chunks.
+        log_c = torch.cat([log_before, log_chunk[..., 0]], -1)  # [B, H, 1 + chunks]
+        W_past, log_past = _softmax(_prefixes(log_c))
+        past = W_past @ torch.cat([mean, (W @ v)[..., 0, :]], -2)
+        # Within a chunk: the past as one key, then the chunk's own keys.
+        log_w = torch.cat([log_past[..., :-1, None], s], -1)  # [B, H, chunks, 1 + C]
+        values = torch.cat([past[..., :-1, None, :], v], -2)
+        W, _ = _softmax(_prefixes(log_w))
+        out = (W[..., 1:, :] @ values).flatten(2, 3)[:, :, :T]
+        return out.to(out_dtype), _pack_state(past[..., -1:, :], log_past[..., -1:])
 
 
 def prefix_map(s: Tensor, rows: int, visible: Tensor | None = None) -> Tensor:

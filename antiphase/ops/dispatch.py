@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from antiphase.ops import fused_cpu, reference, sdpa
-from antiphase.ops.arguments import Arguments
+from antiphase.ops.arguments import Arguments, without_autocast
 
 
 class Backend(Protocol):
@@ -82,8 +82,9 @@ def explain(args: Arguments, backend: str = AUTO) -> Choice:
 
 
 def run(args: Arguments, backend: str = AUTO) -> Tensor:
-    """Run a validated call on the backend of that name."""
+    """Run a validated call on the backend of that name, in the dtype of its tensors."""
     name = choose(args, backend)
     if args.q1.shape[0] == 0:  # an empty batch
         name = "reference"
-    return BACKENDS[name].forward(args)
+    with without_autocast(args.q1.device):
+        return BACKENDS[name].forward(args)

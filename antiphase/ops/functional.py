@@ -34,7 +34,7 @@ def diff_attention(
     scale2: float | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Compute (softmax(q1 k1^T) - lam softmax(q2 k2^T)) v.
+    """Compute (softmax(q1 k1^T / sqrt(d)) - lam softmax(q2 k2^T / sqrt(d2))) v.
 
     The noise pair may be narrower than the signal pair and may have fewer heads. Query head i uses
     key and value head i // (H / Hkv) and noise map i // (H / Hn). A query row that attends to no
@@ -54,7 +54,7 @@ def diff_attention(
         backend: "auto", "reference", "sdpa" or "fused_cpu".
 
     Returns:
-        The output [B, H, Tq, dv], in the dtype of `v`.
+        The output [B, H, Tq, dv], in the dtype of `v`, also under autocast.
 
     Raises:
         ValueError: If shapes, dtypes or devices do not agree, or the backend cannot run the call.
@@ -74,7 +74,7 @@ def attention(
     scale: float | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Compute softmax(q k^T) v: standard attention with one map and values of any width.
+    """Compute softmax(q k^T / sqrt(d)) v: standard attention, with values of any width.
 
     Args:
         q: Queries [B, H, Tq, d].
@@ -87,7 +87,7 @@ def attention(
         backend: "auto", "reference", "sdpa" or "fused_cpu".
 
     Returns:
-        The output [B, H, Tq, dv], in the dtype of `v`.
+        The output [B, H, Tq, dv], in the dtype of `v`, also under autocast.
 
     Raises:
         ValueError: If shapes, dtypes or devices do not agree, or the backend cannot run the call.

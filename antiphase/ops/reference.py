@@ -8,12 +8,19 @@ Plain autograd, so second derivatives work. Memory grows with Tq * Tk.
 import torch
 from torch import Tensor
 
-from antiphase.ops.arguments import Arguments, combined_mask, repeat_heads, statistics_dtype
+from antiphase.ops.arguments import (
+    Arguments,
+    combined_mask,
+    repeat_heads,
+    statistics_dtype,
+    without_autocast,
+)
 
 
 def maps(args: Arguments) -> list[Tensor]:
     """Return the attention maps [B, H, Tq, Tk] in the statistics' dtype, the signal map first."""
-    return [_softmax(args, q, k, scale) for q, k, scale in args.pairs]
+    with without_autocast(args.q1.device):
+        return [_softmax(args, q, k, scale) for q, k, scale in args.pairs]
 
 
 def _softmax(args: Arguments, q: Tensor, k: Tensor, scale: float) -> Tensor:

@@ -48,7 +48,7 @@ def _mask_and_empty_rows(args: Arguments) -> tuple[Tensor, Tensor]:
 def _one_map(
     args: Arguments, q: Tensor, k: Tensor, scale: float, mask: Tensor | None, causal: bool
 ) -> Tensor:
-    """Return softmax(q k^T) v of one map."""
+    """Return softmax(scale q k^T + mask) v of one map."""
     H, Tq, dv = args.q1.shape[1], q.shape[2], args.v.shape[-1]
     q, v = repeat_heads(q, H), args.v
     # Only the CPU flash kernel groups heads in every case. On CUDA, `enable_gqa` with a mask or in

@@ -38,6 +38,9 @@ class DexLambda(Float32Parameters):
         for name, initial in (("signs", signs), ("offset", signs * 0), ("slope", signs * 0)):
             self.register_buffer(name, initial.clone())
 
+    def init_parameters(self) -> None:
+        nn.init.zeros_(self.learn)
+
     def set_step(self, step: int) -> None:
         """Set t; what depends on it is computed here, once per step and not in every forward."""
         ramp = min(1.0, step / self.anneal)

@@ -147,7 +147,8 @@ def _require_free(folder: Path, force: bool) -> None:
         )
     if not force:
         raise ValueError(
-            f"{folder}: holds a run already; resume with --resume, or overwrite with --force"
+            f"{folder}: holds a run already; resume with --resume (from the beginning if it has no "
+            "checkpoint yet), or overwrite with --force"
         )
 
 

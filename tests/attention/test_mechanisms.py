@@ -5,6 +5,7 @@ import torch
 
 from antiphase.attention import MECHANISMS
 from antiphase.attention.heads import Inputs
+from antiphase.attention.parts import Float32Parameters
 from antiphase.ops import repeat_heads, rotary_table
 from tests.attention.cases import NAMES, SMALL, small, tokens
 
@@ -235,3 +236,42 @@ def test_second_derivatives_on_the_reference(name, width):
     assert torch.autograd.gradgradcheck(
         lambda x: layer(x, causal=True, backend="reference").square(), (x,)
     )
+
+
+@each
+def test_autocast_rounds_the_projections_alone(name):
+    fields = {"k": 100} if name == "top_k" else {}  # rounding may choose other keys
+    layer, x = small(name, 4, rope_theta=1e4, **fields), tokens()
+    out, maps = layer(x, causal=True, return_maps=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        got, got_maps = layer(x, causal=True, return_maps=True)
+    torch.testing.assert_close(got.float(), out, atol=0.02, rtol=0.05)
+    assert got_maps.keys() == maps.keys()
+    for kind, A in got_maps.items():
+        assert A.dtype == torch.float32, kind
+        torch.testing.assert_close(A, maps[kind], atol=0.02, rtol=0.05)
+    got.float().square().sum().backward()
+    for parameter_name, parameter in layer.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert parameter.grad.isfinite().all(), parameter_name
+
+
+@each
+def test_every_parameter_can_be_initialised_again(name):
+    layer = small(name)
+    fresh = {n: p.detach().clone() for n, p in layer.named_parameters()}
+    torch.nn.utils.vector_to_parameters(
+        torch.full((sum(p.numel() for p in layer.parameters()),), torch.nan), layer.parameters()
+    )
+    for part in layer.modules():
+        if isinstance(part, Float32Parameters):
+            part.init_parameters()
+        elif isinstance(part, torch.nn.Linear):
+            part.reset_parameters()  # models draw from N(0, initializer_range) instead
+    for n, p in layer.named_parameters():  # any other parameter would still be NaN
+        torch.testing.assert_close(p.detach(), fresh[n], atol=1.0, rtol=0, msg=n)
+
+
+def test_parameters_in_fp32_without_initial_values_are_rejected():
+    with pytest.raises(TypeError, match="init_parameters"):
+        type("NoValues", (Float32Parameters,), {})()

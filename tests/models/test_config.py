@@ -95,6 +95,14 @@ def test_match_none_keeps_the_width(name):
         ({"feed_forward": "moe"}, "feed_forward: got 'moe', allowed are swiglu, relu"),
         ({"head_dim": 7}, "heads of width .7,.; use even widths, or position='none'"),
         ({"name": "diff_v2", "intermediate_size": 8}, "raise intermediate_size or use match"),
+        ({"head_dim": 0}, "head_dim: got 0, expected at least 1"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads: got 0, expected at least 1"),
+        ({"num_attention_heads": 0}, "num_attention_heads: got 0, expected at least 1"),
+        ({"intermediate_size": 0}, "intermediate_size: got 0, expected at least 1"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers: got 0, expected at least 1"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers: got -1, expected at least 1"),
+        ({"vocab_size": 0}, "vocab_size: got 0, expected at least 1"),
+        ({"initializer_range": -1}, "initializer_range: got -1, expected a standard deviation"),
     ],
 )  # fmt: skip
 def test_invalid_configs_say_what_to_change(fields, message):
@@ -120,6 +128,7 @@ def test_presets_accept_any_field():
         ({"num_heads": 7}, r"no field 'num_heads'; did you mean 'num_attention_heads'\?"),
         ({"num_label": 7}, r"no field 'num_label'; did you mean 'num_labels'\?"),
         ({"nonsense": 1}, "no field 'nonsense'; its fields are attention, attention_options"),
+        ({"ratio": 2}, "no field 'ratio'; its fields are"),  # of another mechanism
         ({"temperature": 0.5}, "'temperature': it is a setting of generation"),
         ({"attention_dropout": 0.5}, "attention_dropout: got 0.5, .* leave it out or pass 0"),
         ({"sliding_window": 4}, "sliding_window: got 4, .* leave it out or pass None"),
@@ -150,6 +159,13 @@ def test_a_misspelt_field_of_a_preset_raises():
         preset("nano", hidden_sz=3)
     with pytest.raises(ValueError, match=r"allowed are nano, .* did you mean 'micro'\?"):
         preset("mikro")
+
+
+def test_an_option_given_as_a_field_raises_and_says_where_it_belongs():
+    with pytest.raises(ValueError, match=r"option of 'grouped'; pass attention_options=.'ratio'"):
+        preset("nano", attention="grouped", ratio=3)
+    with pytest.raises(ValueError, match=r"option of 'top_k'; pass attention_options=.'k'"):
+        AntiphaseConfig(attention="top_k", k=3)
 
 
 OFF = {

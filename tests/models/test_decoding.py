@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers.cache_utils import DynamicCache, StaticCache
 
+from antiphase.attention import MECHANISMS
 from tests.attention.cases import NAMES
 from tests.models.tiny import left_padded, model, token_ids
 
@@ -96,7 +97,7 @@ def test_generate_greedy_sampling_beams_and_padded_batches(name):
     assert sampled[0].shape == (3, 25)
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("low_rank_noise", "fixed_noise")])
+@pytest.mark.parametrize("name", [n for n in NAMES if not MECHANISMS[n].running_state])
 @torch.no_grad()
 def test_generate_returns_the_maps_of_each_step(name):
     out = model(name).generate(
@@ -109,9 +110,7 @@ def test_generate_returns_the_maps_of_each_step(name):
     assert [step[0].shape[-2:] for step in out.attentions] == [(7, 7), (1, 8), (1, 9)]
 
 
-@pytest.mark.parametrize(
-    "name", ["standard", "diff_v1", "diff_v2", "low_dim_noise", "gated", "sink"]
-)
+@pytest.mark.parametrize("name", [n for n in NAMES if MECHANISMS[n].static_cache])
 @torch.no_grad()
 def test_a_static_cache_gives_what_a_dynamic_one_gives(name):
     net = model(name)
@@ -128,7 +127,7 @@ def test_a_static_cache_gives_what_a_dynamic_one_gives(name):
     assert torch.equal(net.generate(ids, cache_implementation="static", **greedy), dynamic)
 
 
-@pytest.mark.parametrize("name", ["grouped", "low_rank_noise", "fixed_noise"])
+@pytest.mark.parametrize("name", [n for n in NAMES if not MECHANISMS[n].static_cache])
 def test_the_other_mechanisms_reject_a_static_cache(name):
     with pytest.raises(ValueError, match=f"{name} does not work with a static cache"):
         model(name).generate(token_ids(), cache_implementation="static", max_new_tokens=2)
@@ -140,7 +139,7 @@ def test_a_cache_that_cannot_store_the_running_state_is_rejected():
         net(token_ids(), past_key_values=DynamicCache())
 
 
-@pytest.mark.parametrize("name", ["low_rank_noise", "fixed_noise"])
+@pytest.mark.parametrize("name", [n for n in NAMES if MECHANISMS[n].running_state])
 @torch.no_grad()
 def test_the_running_state_has_constant_size(name):
     net, cache = model(name), None
@@ -174,7 +173,7 @@ def test_a_4d_mask_of_the_caller_is_applied():
         torch.testing.assert_close(alone[:, t], net(ids[:, t : t + 1]).logits[:, 0], **close)
 
 
-@pytest.mark.parametrize("name", ["low_rank_noise", "fixed_noise"])
+@pytest.mark.parametrize("name", [n for n in NAMES if MECHANISMS[n].running_state])
 def test_speculative_decoding_is_rejected_with_a_running_state(name):
     with pytest.raises(ValueError, match="stateful"):
         model(name).generate(token_ids(1), prompt_lookup_num_tokens=3, max_new_tokens=4)

@@ -34,6 +34,25 @@ def test_save_load_same_logits(name, tmp_path):
     assert isinstance(AutoModel.from_pretrained(tmp_path), type(net.model))
 
 
+@each
+def test_parameters_that_a_checkpoint_lacks_are_initialised(name, tmp_path):
+    net = model(name)
+    common = tuple(f"self_attn.{which}_proj." for which in "qkvo")
+    own = {n for n in net.state_dict() if ".self_attn." in n and not any(c in n for c in common)}
+    kept = {n: t for n, t in net.state_dict().items() if n not in own}
+    net.save_pretrained(tmp_path, state_dict=kept)
+    loaded = type(net).from_pretrained(tmp_path).state_dict()
+    for n, fresh in net.state_dict().items():
+        if n not in own:
+            assert torch.equal(loaded[n], fresh), n
+        elif fresh.dim() == 2:
+            assert loaded[n].std() == pytest.approx(0.1, rel=0.2), n  # initializer_range
+        else:  # drawn again, or a constant
+            torch.testing.assert_close(
+                loaded[n], fresh, atol=6 * float(fresh.std(correction=0)) + 1e-6, rtol=0
+            )
+
+
 FAST = ("diff_v1", "diff_v2", "low_rank_noise")  # one per kind of noise; the others are slow
 
 

@@ -133,3 +133,18 @@ def test_norm_is_that_of_pytorch(dtype):
     got = rms_norm(x, gain, 1e-5)
     assert got.dtype == dtype
     torch.testing.assert_close(got.float(), want.to(dtype).float())
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_autocast_changes_no_output_state_or_map(causal):
+    fq, fk, s, v, keys = (t if t.dtype == torch.bool else t.float() for t in inputs(T=40))
+
+    def results():
+        linear = linear_attention(fq, fk, v, causal=causal, keys=keys)
+        prefix = prefix_attention(s, v, causal=causal, keys=keys)
+        return [*linear, *prefix, linear_map(fq, fk), prefix_map(s, 40)]
+
+    want = results()
+    with torch.autocast("cpu", torch.bfloat16):
+        got = results()
+    assert all(torch.equal(t, expected) for t, expected in zip(got, want, strict=True))

@@ -2,7 +2,7 @@
 
 Each case is a fresh process with its own cache folder. The processes are forked from one that has
 imported torch and antiphase and called nothing, which saves seconds per case. Where only the result
-of the compiler matters, a small script stands in for it.
+of the compiler matters, a small script replaces it.
 """
 
 import ctypes

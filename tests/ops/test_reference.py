@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from antiphase import attention_maps, diff_attention
-from antiphase.ops import attention
+from antiphase.ops import attention, attention_map
 from tests.ops.cases import GENERAL, NATIVE, Case
 
 
@@ -100,3 +100,37 @@ def test_sink_takes_part_of_the_weight():
     torch.testing.assert_close(
         out, torch.full_like(out, 2 / 3)
     )  # two keys and the sink, equal weights
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "fused_cpu"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_autocast_changes_no_op(backend: str, masked: bool):
+    inputs = Case(H=4, Hkv=2, Tq=20).inputs(torch.float32)
+    call = {"mask": torch.randn(20, 20) if masked else None, "causal": True}
+    want = diff_attention(*inputs, backend=backend, **call)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = diff_attention(*inputs, backend=backend, **call)
+    assert torch.equal(got, want)
+
+
+def test_autocast_changes_no_map():
+    q1, k1, q2, k2, v, lam = Case(H=4, Hkv=2, Tq=20).inputs(torch.float32)
+    want = [attention_map(q1, k1, v), *attention_maps(q1, k1, q2, k2, v, lam, causal=True)]
+    with torch.autocast("cpu", torch.bfloat16):
+        got = [attention_map(q1, k1, v), *attention_maps(q1, k1, q2, k2, v, lam, causal=True)]
+        assert torch.is_autocast_enabled("cpu")
+    for A, expected in zip(got, want, strict=True):
+        assert A.dtype == torch.float32
+        assert torch.equal(A, expected)
+
+
+def test_autocast_in_one_compiled_graph():
+    torch._dynamo.reset()
+    inputs = Case(Tq=12).inputs(torch.float32)
+
+    def f(*tensors):
+        with torch.autocast("cpu", torch.bfloat16):
+            return diff_attention(*tensors, causal=True, backend="reference")
+
+    compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*inputs), f(*inputs))
