@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -121,7 +122,8 @@ def train_all(
     display = _Display(todo, root)
     engine.on_tick = display.update
     errors: dict[str, str] = {}
-    with Live(display.group, console=console, refresh_per_second=4, transient=True):
+    live = Live(display.group, console=console, refresh_per_second=4, transient=True)
+    with live if console.is_terminal else nullcontext():
         for job, error in engine.run(todo, root):
             display.finish(job)
             if error is not None:
