@@ -9,6 +9,7 @@ README.md         the run's card                   curve.png, tensorboard/
 """
 
 import contextlib
+import gc
 import json
 import os
 import shutil
@@ -247,7 +248,9 @@ def _process_group() -> Iterator[None]:
     """End the process group that the Trainer starts, if it is ours.
 
     Without that, gloo's threads are alive while the interpreter finalises. One that then releases a
-    tensor needs the GIL, is ended inside a C++ destructor, and aborts the process (SIGABRT).
+    tensor needs the GIL, is ended inside a C++ destructor, and aborts the process (SIGABRT). The
+    threads end with the last reference to the group, which the Trainer's DDP wrapper holds in a
+    reference cycle: hence the collection.
     """
     given = dist.is_available() and dist.is_initialized()
     try:
@@ -255,6 +258,7 @@ def _process_group() -> Iterator[None]:
     finally:
         if not given and dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
+            gc.collect()
 
 
 def _processes() -> int:

@@ -59,13 +59,20 @@ def test_a_run_ends_the_process_group_that_it_started(given, tmp_path, monkeypat
     if given:
         dist.init_process_group("gloo")
     try:
+        before = gloo_threads()
         train(SMALL.changed(steps=10), tmp_path / "r", quiet=True)
         assert len(started) == 1
+        assert given or gloo_threads() == before
         assert dist.is_initialized() == given
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
         AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def gloo_threads() -> int:
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    return sum("gloo" in name for name in names)
 
 
 def test_fsdp_on_cpus_is_rejected(tmp_path, monkeypatch):
