@@ -15,6 +15,8 @@ from antiphase.cli.options import (
 )
 from antiphase.cli.output import Output
 
+DEFAULT_FOLDER = Path("runs/lab")
+
 
 def lab(
     full: Annotated[bool, typer.Option("--full", help="run all tests; takes hours")] = False,
@@ -23,7 +25,7 @@ def lab(
     report: Annotated[
         Optional[Path], typer.Option(help="write the report of this study again, without a run")
     ] = None,
-    out: Annotated[Path, typer.Option(help="folder of the study")] = Path("runs/lab"),
+    out: Annotated[Path, typer.Option(help="folder of the study")] = DEFAULT_FOLDER,
     seeds: Annotated[int, typer.Option(help="number of seeds")] = 3,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -46,13 +48,15 @@ def lab(
     from antiphase.experiments.verdicts import READINGS
 
     if report is not None:
-        study, out = load_study(report), report
+        study = load_study(report)
+        out = report if out == DEFAULT_FOLDER else out
     else:
         tests = select_tests(numbers, full)
         quick_arms = not (only or full)
         study = run_study(tests, out, output.progress, quick=quick_arms, seeds=range(seeds))
         study.save(out)
     output.rows(["test", *READINGS], [list(map(cell_text, row)) for row in verdict_rows(study)])
+    out.mkdir(parents=True, exist_ok=True)
     page = write_report(study, out)
     output.wrote(page)
     output.note(f"wrote {page.with_name('report.md')}")

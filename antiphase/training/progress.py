@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -26,6 +27,7 @@ class Progress(TrainerCallback):
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[now]}"),
+            console=Console(stderr=True),  # stdout is for results
         )
 
     def on_train_begin(
