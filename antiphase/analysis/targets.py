@@ -54,7 +54,12 @@ def load_target(
         model = AutoModelForCausalLM.from_pretrained(folder).eval()
     except (OSError, ValueError) as error:
         raise ValueError(f"{name}: cannot be loaded as a causal model ({error})") from error
-    if text is not None or not (recipe or isinstance(model, AntiphaseForCausalLM)):
+    foreign = not (recipe or isinstance(model, AntiphaseForCausalLM))
+    if task is not None and (text is not None or foreign or (recipe and recipe.task == "language")):
+        raise ValueError(
+            f"--task {task}: {name} is analysed on text, which has no synthetic task; leave it out"
+        )
+    if text is not None or foreign:
         ids = _tokenized(folder, text or ["stdlib"], sequences, length or 512)
         return AnalysisTarget(name, model, ids, without_answers(ids, TEXT_ROWS))
     kind, options = task or "needle", {}

@@ -43,7 +43,9 @@ def unchain(
     controls: Annotated[
         bool, typer.Option("--controls", help="run DEX and all controls, and compare them")
     ] = False,
-    seeds: Annotated[int, typer.Option(help="number of seeds, with --controls")] = 3,
+    seeds: Annotated[
+        Optional[int], typer.Option(help="number of seeds, with --controls; default 3")
+    ] = None,
     list_methods: Annotated[bool, list_option("the methods")] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -57,6 +59,8 @@ def unchain(
         listing(output, descriptions, "method", "summary")
         return
     require_one_of(METHODS, method=method)
+    if seeds is not None and not controls:
+        raise ValueError("--seeds: needs --controls; the seed of one run is --set seed=N")
     require_at_least(1, seeds=seeds, steps=steps)
     if controls and method != "dex":
         raise ValueError(f"--method {method}: --controls runs DEX and all controls; leave it out")
@@ -71,7 +75,7 @@ def unchain(
     locate_model(model)  # a wrong name is found before any work
     if controls:
         folder = out or Path("runs/unchain/controls")
-        _compare_controls(output, recipe, options, folder, seeds)
+        _compare_controls(output, recipe, options, folder, seeds or 3)
     else:
         _run(output, recipe, options, out or default_unchain_folder(model, method))
 

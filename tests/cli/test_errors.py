@@ -134,3 +134,14 @@ def test_listings_print_json(command, key, name):
     plain = invoke(command, "--list")
     assert plain.exit_code == 0
     assert len(plain.stdout.splitlines()) == len(found)
+
+
+def test_options_that_would_be_ignored_raise(tmp_path):
+    seeds = invoke("unchain", "--seeds", "2")
+    assert seeds.exit_code == 2
+    assert "needs --controls" in seeds.stderr
+    task = invoke(
+        "analyze", "diff_v1", "--task", "needle", "--text", __file__, "--out", str(tmp_path / "a")
+    )
+    assert task.exit_code == 2
+    assert "--task needle: diff_v1 is analysed on text" in task.stderr
