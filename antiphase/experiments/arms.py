@@ -1,39 +1,74 @@
 """Arms: the kinds of models that tests compare, and the training runs that make them.
 
-A run is named by everything that decides its outcome, so tests share runs and none is repeated.
+An arm says what is special about a kind of model; the plan of a study says what all share (task,
+sizes, budget) and tuning adds the learning rate and the branch scale that suit the arm. A run is
+named by everything that decides its outcome, so tests share runs and none is repeated.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from antiphase.analysis.compare_runs import flat_fields
 from antiphase.attention import mechanism
 from antiphase.tasks import task
-from antiphase.training import Recipe, load_recipe, resume, train
+from antiphase.training import Recipe, resume, train
 from antiphase.training.callbacks import read_metrics
 from antiphase.training.digests import short_digest
 from antiphase.training.locks import exclusive_lock
 
-SEEDS = (0, 1, 2)
-MILESTONES = [0, 100, 200, 300, 400, 500, 600, 700]
-
 
 @dataclass(frozen=True)
 class Arm:
-    """One kind of model in a test: a name for tables, and its recipe except for the seed."""
+    """One kind of model in a test.
+
+    Attributes:
+        name: in tables and effects; two arms of a study never share a name.
+        attention: the mechanism.
+        options: of the mechanism.
+        changes: other fields of the recipe that this arm changes.
+        sweep: options of the mechanism that tuning chooses, with the values to try.
+    """
 
     name: str
-    recipe: Recipe
+    attention: str
+    options: dict[str, Any] = field(default_factory=dict)
+    changes: dict[str, Any] = field(default_factory=dict)
+    sweep: dict[str, tuple[Any, ...]] = field(default_factory=dict)
 
-    def training_run(self, seed: int) -> "TrainingRun":
-        """Return the run of that seed."""
-        return TrainingRun(self.recipe.changed(seed=seed))
 
-    def changes(self, common: Recipe) -> str:
-        """Return the fields in which the arm's recipe differs from the common one."""
-        usual, mine = flat_fields(common.as_dict()), flat_fields(self.recipe.as_dict())
-        return ", ".join(f"{k}={v}" for k, v in mine.items() if usual.get(k) != v)
+@dataclass(frozen=True)
+class Settings:
+    """What tuning chooses for an arm.
+
+    Attributes:
+        lr: peak learning rate.
+        branch_scale: of the initialisation.
+        options: of the mechanism.
+    """
+
+    lr: float
+    branch_scale: float = 1.0
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        options = "".join(f", {name}={value}" for name, value in self.options.items())
+        return f"lr {self.lr:g}, branch scale {self.branch_scale:g}{options}"
+
+
+def arm_recipe(shared: Recipe, arm: Arm, settings: Settings) -> Recipe:
+    """Return the recipe of an arm, except for the seed.
+
+    Args:
+        shared: what all arms of the study share.
+        arm: and its changes.
+        settings: chosen for the arm.
+    """
+    return shared.changed(
+        attention=arm.attention,
+        attention_options={**arm.options, **settings.options},
+        lr=settings.lr,
+        model={**shared.model, "branch_scale": settings.branch_scale},
+    ).changed(**arm.changes)
 
 
 @dataclass(frozen=True)
@@ -64,7 +99,7 @@ class TrainingRun:
 
     @property
     def cost(self) -> float:
-        """Return the number of training tokens."""
+        """Return the number of training tokens; the largest possible, if a criterion may end it."""
         length = int(self.recipe.task_options.get("length", 64))
         return float(self.recipe.steps * self.recipe.batch_size * length)
 
@@ -93,26 +128,15 @@ class TrainingRun:
                 resume(folder, quiet=True)
 
 
-def base_recipe(attention: str, length: int = 64, **changes: Any) -> Recipe:
-    """Return the recipe that all arms share, for a mechanism and a sequence length.
-
-    A longer sequence keeps the tokens per step, and needles repeat as often per token, so that the
-    number of questions per step stays the same.
-    """
-    recipe = load_recipe("needle-nano")
-    options = {**recipe.task_options, "length": length, "repeats": length // 16 - 1}
-    return recipe.changed(
-        attention=attention,
-        task_options=options,
-        batch_size=recipe.batch_size * 64 // length,
-        steps=700,
-        threads=1,
-        evaluate_every=100,
-        checkpoint_every=350,
-    ).changed(**changes)
-
-
-COMMON = base_recipe("standard", milestones=MILESTONES)
-STANDARD = Arm("standard", COMMON)
-V1 = Arm("V1", base_recipe("diff_v1", milestones=MILESTONES))
-V2 = Arm("V2", base_recipe("diff_v2", milestones=MILESTONES))
+STANDARD = Arm("standard", "standard")
+V1 = Arm("V1", "diff_v1")
+V2 = Arm("V2", "diff_v2")
+STANDARD_NORM = Arm("standard + head norm", "standard", {"head_norm": "rms"})
+V1_NO_NORM = Arm("V1 without head norm", "diff_v1", {"head_norm": "none"})
+SIGNED_MASK = Arm("signed mask", "signed_mask")
+TOP_K = Arm("top-k", "top_k", sweep={"k": (2, 4, 8)})
+GATED = Arm("gated", "gated")
+RECTIFIED = Arm("rectified", "rectified")
+SIMPLEX = Arm("simplex", "simplex")
+FOREIGN_NOISE = Arm("foreign noise", "foreign_noise")
+LOW_RANK_NOISE = Arm("low-rank noise", "low_rank_noise")

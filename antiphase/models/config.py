@@ -1,6 +1,7 @@
 """The configuration of a model: its mechanism, its sizes, and its other layers."""
 
 import inspect
+import math
 import warnings
 from typing import Any
 
@@ -20,6 +21,7 @@ FEED_FORWARDS = {"swiglu": (3, 8 / 3), "relu": (2, 4.0)}  # matrices, default wi
 NORMS = ("rms", "layer")
 POSITIONS = ("rope", "sinusoidal", "none")
 MATCHES = ("parameters", "none")
+INITIALISATIONS = ("scaled", "published")
 _SIZES = (
     "vocab_size",
     "hidden_size",
@@ -55,6 +57,10 @@ class AntiphaseConfig(PreTrainedConfig):
         rms_norm_eps: of all norms.
         attention_bias: whether the projections of attention have a bias.
         initializer_range: standard deviation of the initial weights.
+        initialisation: "scaled" lets every branch enter the residual stream at a small scale (see
+            `models.initialisation`); "published" is N(0, initializer_range) everywhere with
+            head-norm gains of 1, as in the public code. Loaded weights are not touched.
+        branch_scale: factor of the branches' scale under "scaled".
         tie_word_embeddings: whether the head shares the embedding's weights.
         use_cache: whether the model returns a KV cache by default.
         pad_token_id: padding token, whose embedding is zero.
@@ -90,6 +96,8 @@ class AntiphaseConfig(PreTrainedConfig):
         rms_norm_eps: float = 1e-5,
         attention_bias: bool = False,
         initializer_range: float = 0.02,
+        initialisation: str = "scaled",
+        branch_scale: float = 1.0,
         tie_word_embeddings: bool = False,
         use_cache: bool = True,
         pad_token_id: int | None = None,
@@ -116,6 +124,8 @@ class AntiphaseConfig(PreTrainedConfig):
         self.rms_norm_eps = rms_norm_eps
         self.attention_bias = attention_bias
         self.initializer_range = initializer_range
+        self.initialisation = initialisation
+        self.branch_scale = branch_scale
         self.tie_word_embeddings = tie_word_embeddings
         self.use_cache = use_cache
         self.pad_token_id = pad_token_id
@@ -125,6 +135,7 @@ class AntiphaseConfig(PreTrainedConfig):
         _choice("norm", norm, NORMS)
         _choice("position", position, POSITIONS)
         _choice("match", match, MATCHES)
+        _choice("initialisation", initialisation, INITIALISATIONS)
         check_fields(kwargs, OWN_FIELDS, feed_forward, attention)
         ratio = FEED_FORWARDS[feed_forward][1]
         default_width = max(8, round(ratio * hidden_size / 8) * 8)
@@ -165,6 +176,8 @@ class AntiphaseConfig(PreTrainedConfig):
             others = {*kwargs} - {"return_unused_kwargs", "gguf_file"}
             check_fields(dict.fromkeys(others), OWN_FIELDS, "swiglu")
         fields = {**config_dict, **changes}
+        if "branch_scale" not in fields:  # files older than the field: all were initialised so
+            fields.setdefault("initialisation", "published")
         for name in generation_fields(fields, OWN_FIELDS):
             del fields[name]  # transformers drops them as well: they moved to GenerationConfig
         unknown = {name: fields.pop(name) for name in unknown_fields(fields, OWN_FIELDS)}
@@ -217,6 +230,13 @@ class AntiphaseConfig(PreTrainedConfig):
             raise ValueError(
                 f"initializer_range: got {self.initializer_range}, expected a standard deviation, "
                 "0 or larger"
+            )
+        if not 0 < self.branch_scale < math.inf:
+            raise ValueError(f"branch_scale: got {self.branch_scale}, expected a number above 0")
+        if self.initialisation == "published" and self.branch_scale != 1:
+            raise ValueError(
+                f"branch_scale: got {self.branch_scale}, but the published initialisation has no "
+                "branch scale; use initialisation='scaled' or leave branch_scale out"
             )
 
     @property

@@ -15,6 +15,7 @@ from antiphase.attention import Attention, mechanism
 from antiphase.attention.parts import Float32Parameters
 from antiphase.models.cache import LayerCache
 from antiphase.models.config import AntiphaseConfig
+from antiphase.models.initialisation import scale_branches
 from antiphase.models.layers import Block, RotaryPositions, norm_of, sinusoidal
 from antiphase.models.masks import BACKENDS, ops_mask
 from antiphase.models.model_card import MODEL_TAGS, write_card
@@ -59,6 +60,8 @@ class AntiphasePreTrainedModel(PreTrainedModel):
         super()._init_weights(module)  # N(0, initializer_range), zero biases, norms of ones
         if isinstance(module, Float32Parameters):
             module.init_parameters()  # lambdas, gains and logits have initial values of their own
+        if isinstance(module, Block) and self.config.initialisation == "scaled":
+            scale_branches(module, self.config)
 
     def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
         """Return optimiser groups: matrices decay; lambdas, gains, embeddings and biases do not.
@@ -106,9 +109,7 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         )
         self.norm = norm_of(config)
         if config.position == "rope":
-            # A new layer, only for its widths. It draws random numbers: without these draws, a seed
-            # would give other initial weights than before.
-            self.rotary = RotaryPositions(config, config.attention_layer().rotary_widths)
+            self.rotary = RotaryPositions(config, self.attention_layers[0].rotary_widths)
         self.gradient_checkpointing = False
         # transformers casts weights while it loads them, past `Float32Parameters._apply`.
         self._keep_in_fp32_modules_strict = {

@@ -19,7 +19,7 @@ from antiphase.tasks.base import Array, Examples, Role, numbered
 from antiphase.tasks.counter_rng import CounterRNG
 from antiphase.tasks.key_value import KeyValueOptions, KeyValueTask
 
-_DISTRACTOR, _FILLER = -1, -2  # what a slot holds, if not the needle of a number
+DISTRACTOR, FILLER = -1, -2  # what a slot holds, if not the needle of a number
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,7 @@ class NeedleOptions(KeyValueOptions):
                 raise ValueError(f"{name}: got {value}, expected 0 to 1")
         if not 1 <= self.queried <= self.needles:
             raise ValueError(f"queried: got {self.queried}, expected 1 to needles={self.needles}")
-        if self.needles > self.keys - (self.near > 0):
-            raise ValueError(
-                f"needles: got {self.needles} of keys={self.keys}; each needle needs its own key, "
-                "and near distractors need one more; raise keys"
-            )
-        if self.near < 1 and self.decoys < 1:
-            raise ValueError(
-                f"decoys: got {self.decoys} with near={self.near}; distractors that are not near "
-                "need at least 1"
-            )
+        self.check_keys()
         if self.depth is not None and self.repeats:
             raise ValueError(
                 "depth: places the needle, and repeats scatter it; use one of the two options"
@@ -74,10 +65,28 @@ class NeedleOptions(KeyValueOptions):
                 f"repeats={self.repeats}; raise length"
             )
 
+    def check_keys(self) -> None:
+        """Raise if there are too few keys for needles and distractors."""
+        if self.needles > self.keys - (self.near > 0):
+            raise ValueError(
+                f"needles: got {self.needles} of keys={self.keys}; each needle needs its own key, "
+                "and near distractors need one more; raise keys"
+            )
+        if self.near < 1 and self.decoys < 1:
+            raise ValueError(
+                f"decoys: got {self.decoys} with near={self.near}; distractors that are not near "
+                "need at least 1"
+            )
+
+    @property
+    def slot_tokens(self) -> int:
+        """Return the tokens of a needle: key and value."""
+        return 2
+
     @property
     def slots(self) -> int:
-        """Return the number of two-token slots in the haystack."""
-        return (self.length - 1) // 2 - self.queried
+        """Return the number of slots in the haystack, each as long as a needle."""
+        return (self.length - 1) // self.slot_tokens - self.queried
 
 
 class Needle(KeyValueTask):
@@ -111,7 +120,7 @@ class Needle(KeyValueTask):
             is_near = rng.uniform("near", S) < options.near
             distractor_keys = np.where(is_near, self.first_key + near_keys, distractor_keys)
         distractor_values = self.first_value + rng.integers("noise values", S, options.values)
-        distractor = content == _DISTRACTOR
+        distractor = content == DISTRACTOR
         pairs[..., 0] = np.where(distractor, distractor_keys, pairs[..., 0])
         pairs[..., 1] = np.where(distractor, distractor_values, pairs[..., 1])
         number = np.maximum(content, 0)
@@ -127,16 +136,16 @@ class Needle(KeyValueTask):
         return self._assemble(content, queried, pairs, queries)
 
     def _slot_contents(self, rng: CounterRNG) -> Array:
-        """Return what each slot holds: a needle's number, _DISTRACTOR or _FILLER, [B, S]."""
+        """Return what each slot holds: a needle's number, DISTRACTOR or FILLER, [B, S]."""
         options = self.options
         S, M = options.slots, options.needles * (1 + options.repeats)
         priority = rng.uniform("slots", S)
         if options.depth is not None:  # the slot at that depth comes first, for needle 0
             priority[:, round(options.depth * (S - 1))] = -1.0
         order = np.argsort(priority, axis=1)
-        ordered = np.full(S, _FILLER, dtype=np.int64)
+        ordered = np.full(S, FILLER, dtype=np.int64)
         ordered[:M] = np.arange(M) % options.needles
-        ordered[M : M + round(options.noise * (S - M))] = _DISTRACTOR
+        ordered[M : M + round(options.noise * (S - M))] = DISTRACTOR
         content = np.empty((rng.size, S), dtype=np.int64)
         np.put_along_axis(content, order, np.broadcast_to(ordered, content.shape), axis=1)
         return content
@@ -148,24 +157,33 @@ class Needle(KeyValueTask):
             priority[:, 0] = -1.0
         return np.argsort(priority, axis=1)[:, : self.options.queried]
 
-    def _assemble(self, content: Array, queried: Array, pairs: Array, queries: Array) -> Examples:
-        """Return the sequences; positions left over stay filler, after the first token."""
-        options, (B, S) = self.options, content.shape
+    def _assemble(self, content: Array, queried: Array, slots: Array, queries: Array) -> Examples:
+        """Return the sequences; positions left over stay filler, after the first token.
+
+        Args:
+            content: what each slot holds, [B, S].
+            queried: the needles of the queries at the end, [B, R].
+            slots: tokens of each slot, [B, S, w]: a key of w - 1 tokens and a value, or filler.
+            queries: tokens of each query and its target, [B, R, w].
+        """
+        options, (B, S), w = self.options, content.shape, slots.shape[-1]
         out = Examples.blank(B, options.length, self.first_filler)
-        stop = options.length - 2 * options.queried
-        start = stop - 2 * S
-        out.tokens[:, start:stop] = pairs.reshape(B, -1)
+        stop = options.length - w * options.queried
+        start = stop - w * S
+        out.tokens[:, start:stop] = slots.reshape(B, -1)
         out.tokens[:, stop:] = queries.reshape(B, -1)
         first = content >= 0  # the first occurrence is the needle, later ones are queries
         for needle in range(options.needles if options.repeats else 0):
             here = content == needle
             first &= ~here | (np.cumsum(here, axis=1) == 1)
-        conditions = [first, (content >= 0) & ~first, content == _DISTRACTOR]
+        conditions = [first, (content >= 0) & ~first, content == DISTRACTOR]
         key_role = np.select(conditions, [Role.KEY, Role.QUERY, Role.NOISE], Role.HAYSTACK)
         value_role = np.select(conditions, [Role.ANSWER, Role.TARGET, Role.NOISE], Role.HAYSTACK)
-        out.roles[:, start:stop] = np.stack([key_role, value_role], axis=-1).reshape(B, -1)
-        out.roles[:, stop::2], out.roles[:, stop + 1 :: 2] = Role.QUERY, Role.TARGET
-        out.needle[:, start:stop] = np.repeat(np.maximum(content, -1), 2, axis=1)
-        out.needle[:, stop:] = np.repeat(queried, 2, axis=1)
+        roles = np.stack([key_role] * (w - 1) + [value_role], axis=-1)
+        out.roles[:, start:stop] = roles.reshape(B, -1)
+        out.roles[:, stop:] = Role.QUERY
+        out.roles[:, stop + w - 1 :: w] = Role.TARGET
+        out.needle[:, start:stop] = np.repeat(np.maximum(content, -1), w, axis=1)
+        out.needle[:, stop:] = np.repeat(queried, w, axis=1)
         out.label_targets()
         return out

@@ -20,6 +20,9 @@ class TaskEntry(NamedTuple):
 
 TASKS = {
     "needle": TaskEntry("needle", "Needle", "retrieve the value of a key among distractors"),
+    "composite_needle": TaskEntry(
+        "composite_needle", "CompositeNeedle", "the same with keys of several, shared tokens"
+    ),
     "recall": TaskEntry("recall", "Recall", "recall many key-value pairs (MQAR)"),
     "many_shot": TaskEntry("many_shot", "ManyShot", "classify in context from labelled shots"),
     "unanswerable": TaskEntry("unanswerable", "Unanswerable", "retrieve, or say it is absent"),
