@@ -21,6 +21,7 @@ from antiphase.analysis.statistics import (
 from antiphase.experiments.arms import TrainingRun
 from antiphase.experiments.engine import LocalEngine, train_all
 from antiphase.experiments.report.markdown import markdown_table
+from antiphase.experiments.results import without_nan
 from antiphase.experiments.unchain import RESULTS, check_study, read_results, unchain_run
 from antiphase.experiments.verdicts import Effect, Prediction, Verdict, require_one_primary
 from antiphase.pretrained.methods import CONTROLS, METHODS
@@ -156,7 +157,7 @@ def compare_controls(
         for measure, field in MEASURES.items()
     }
     draw_against(drawn, root / "controls.png")
-    write_atomic(root / "controls.json", json.dumps(results, indent=1))
+    write_atomic(root / "controls.json", json.dumps(without_nan(results), indent=1))
     write_atomic(root / "controls.md", as_markdown(results))
     return results
 

@@ -151,7 +151,7 @@ class Study:
             "environment": self.environment,
             "recipe": self.recipe,
         }
-        write_atomic(folder / RESULTS, json.dumps(_without_nan(content), indent=1))
+        write_atomic(folder / RESULTS, json.dumps(without_nan(content), indent=1))
 
 
 def load_study(folder: Path) -> Study:
@@ -196,7 +196,7 @@ def result_to_json(result: Result) -> dict[str, Any]:
     ]
     fields["tables"] = [asdict(table) for table in result.tables]
     fields["figures"] = [asdict(figure) for figure in result.figures]
-    return dict(_without_nan(fields))
+    return dict(without_nan(fields))
 
 
 def result_from_json(fields: dict[str, Any]) -> Result:
@@ -223,21 +223,21 @@ def claim_from_json(fields: dict[str, Any]) -> Claim:
     )
 
 
+def without_nan(content: Any) -> Any:
+    """Return the content with None for every NaN, which JSON does not have."""
+    if isinstance(content, dict):
+        return {key: without_nan(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [without_nan(value) for value in content]
+    return None if isinstance(content, float) and math.isnan(content) else content
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the content of a JSON file; None if it does not exist or is damaged."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return None
-
-
-def _without_nan(content: Any) -> Any:
-    """Return the content with None for every NaN, which JSON does not have."""
-    if isinstance(content, dict):
-        return {key: _without_nan(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_without_nan(value) for value in content]
-    return None if isinstance(content, float) and math.isnan(content) else content
 
 
 def _number(value: float | None) -> float:

@@ -256,6 +256,8 @@ def test_controls_are_compared_at_equal_budget(seeds, recipe, tmp_path):
     assert [row[0] for row in results["table"]] == ["base", "dex", *CONTROLS]
     assert [row[0] for row in results["against_dex"]] == [f"dex minus {c}" for c in CONTROLS]
     assert len(results["verdicts"]) == len(PREDICTIONS)
+    assert {v["verdict"] for v in results["verdicts"]} == {"descriptive"}  # too few seeds
+    assert "NaN" not in (tmp_path / "controls.json").read_text()
     assert "dex minus kvo-only" in (tmp_path / "controls.md").read_text()
     assert (tmp_path / "controls.png").stat().st_size > 5_000
     kept = [load_recipe(str(p)).as_dict() for p in tmp_path.glob("*/recipe.yaml")]
