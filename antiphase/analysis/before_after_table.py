@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from antiphase.analysis.before_after import ModelScores
-from antiphase.analysis.statistics import Values, bootstrap, difference
+from antiphase.analysis.statistics import example_interval
 
 ROWS = {
     "loss of held-out text, nats": "loss",
@@ -17,19 +17,18 @@ ROWS = {
 COLUMNS = ["", "before", "after", "change"]
 
 
-def change_rows(runs: list[tuple[ModelScores, ModelScores]]) -> list[list[str]]:
-    """Return one row per measure: before, after and the change, over seeds; then by depth."""
+def change_rows(before: ModelScores, after: ModelScores) -> list[list[str]]:
+    """Return one row per measure: before, after and the change, over examples; then by depth."""
     rows = []
     for title, name in ROWS.items():
-        before, after = _values(runs, name)
-        change = difference(after, before)
-        rows.append([title, *(str(bootstrap(v)) for v in (before, after, change))])
+        sides = [getattr(before, name), getattr(after, name)]
+        change = sides[1] - sides[0]
+        rows.append([title, *(str(example_interval(v)) for v in (*sides, change))])
         if name == "loss":
-            sizes = [float(np.exp(np.mean(np.concatenate(v)))) for v in (before, after)]
+            sizes = [float(np.exp(np.mean(v))) for v in sides]
             rows.append(["perplexity", *(f"{p:.4g}" for p in sizes), f"{sizes[1] - sizes[0]:+.3g}"])
-    for depth in sorted(set(runs[0][0].depth.tolist())):
-        sides = [[m.correct[m.depth == depth] for m in side] for side in zip(*runs, strict=True)]
-        means = [float(np.mean([v.mean() for v in side])) for side in sides]
+    for depth in sorted(set(before.depth.tolist())):
+        means = [float(m.correct[m.depth == depth].mean()) for m in (before, after)]
         title = f"needles found at depth {depth:g}"
         rows.append([title, *(f"{m:.3g}" for m in means), f"{means[1] - means[0]:+.3g}"])
     return rows
@@ -37,7 +36,7 @@ def change_rows(runs: list[tuple[ModelScores, ModelScores]]) -> list[list[str]]:
 
 def result_rows(results: dict[str, Any]) -> list[list[str]]:
     """Return the rows of one run, with the decoding speeds if they were measured."""
-    rows = change_rows([before_and_after(results)])
+    rows = change_rows(*before_and_after(results))
     if "tokens_per_second" in results:
         rows.append(_speed_row(*results["tokens_per_second"]))
     return rows
@@ -45,10 +44,6 @@ def result_rows(results: dict[str, Any]) -> list[list[str]]:
 
 def _speed_row(before: float, after: float) -> list[str]:
     return ["decoding, tokens/s", f"{before:.3g}", f"{after:.3g}", f"{after / before:.3g} x"]
-
-
-def _values(runs: list[tuple[ModelScores, ModelScores]], name: str) -> tuple[Values, Values]:
-    return [getattr(b, name) for b, _ in runs], [getattr(a, name) for _, a in runs]
 
 
 def before_and_after(results: dict[str, Any]) -> tuple[ModelScores, ModelScores]:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from antiphase.analysis.statistics import Values
 from antiphase.experiments.arms import Arm
 from antiphase.experiments.experiment import Measurement, Table, bar_chart, interval_row
 from antiphase.experiments.model_measurements import NEEDLES_ONCE, answers, pooled
 from antiphase.experiments.trained_models import Measure, TrainedModel, TrainedModels
-from antiphase.experiments.verdicts import Effect
+from antiphase.experiments.verdicts import AS_TRAINED, Effect, Gate, learned, room
 
-AS_TRAINED = "as trained"
 ONCE = "each needle once"
 LONGER_NEAR = "2x length, near distractors"
 CONDITIONS: dict[str, dict[str, Any]] = {
@@ -46,6 +46,22 @@ def stress_gain(one: Arm, other: Arm) -> Effect:
     return Effect("accuracy", one.name, versus=other.name, condition=STRESS)
 
 
+def stress_room(arm: str) -> Effect:
+    """Return the key of the room that an arm leaves under stress: 1 minus its accuracy."""
+    return Effect("1 - accuracy", arm, condition=STRESS)
+
+
+def contest_gates(one: str, other: str, size: float) -> tuple[Gate, ...]:
+    """Return the gates of a contest under stress: both arms learned, the second leaves room."""
+    return learned(one), learned(other), room(stress_room(other), size)
+
+
+def as_trained(models: TrainedModels, arms: Sequence[Arm]) -> dict[Effect, Values]:
+    """Measure what the gate `learned` needs: the accuracy of each arm as trained."""
+    measure = partial(accuracy, condition=AS_TRAINED)
+    return {learned(arm.name).effect: models.values(arm, measure) for arm in arms}
+
+
 def compare_accuracy(
     models: TrainedModels, arms: Sequence[Arm], pairs: Sequence[tuple[Arm, Arm]]
 ) -> Measurement:
@@ -57,11 +73,16 @@ def compare_accuracy(
         pairs: for each pair, the gain of the first arm over the second.
 
     Returns:
-        The effects `stress_gain(one, other)`, a table and a chart of all arms, and a note about
-        arms that have not learned the task.
+        The effects `stress_gain(one, other)`, those of `contest_gates` for all arms, a table and a
+        chart of all arms, and a note about arms that have not learned the task.
     """
     effects = {
         stress_gain(one, other): models.gain(one, other, stress_accuracy) for one, other in pairs
+    }
+    effects |= as_trained(models, arms)
+    effects |= {
+        stress_room(arm.name): models.values(arm, lambda model: 1 - stress_accuracy(model))
+        for arm in arms
     }
     trained = partial(accuracy, condition=AS_TRAINED)
     rows = [

@@ -13,7 +13,7 @@ from antiphase.analysis.metrics.cancellation import (
     divergence,
     from_another_head,
 )
-from antiphase.analysis.statistics import bootstrap
+from antiphase.analysis.statistics import seed_interval
 from antiphase.experiments.arms import V1, V2
 from antiphase.experiments.experiment import Chart, Experiment, Measurement, Table, interval_row
 from antiphase.experiments.model_measurements import by_example, maps_on_task
@@ -74,23 +74,25 @@ class AgreementTest(Experiment):
         Prediction(
             "cancelling",
             ABOVE_NULL,
-            "above",
+            "more",
             0.1,
             "noise can only cancel if the second map of the same head has it too",
+            primary=True,
         ),
         Prediction(
             "cancelling",
             NOISE_OVER_SIGNAL,
-            "above",
+            "more",
             0.1,
             "what the maps have in common must be the noise, not the signal",
         ),
         Prediction(
             "sparsity",
             ABOVE_NULL,
-            "equal",
+            "same",
             0.1,
             "a sparse signed map needs no common noise; any second map would do",
+            primary=True,
         ),
     )
 
@@ -120,7 +122,7 @@ class AgreementTest(Experiment):
         table = Table("Agreement of A1 and A2", ["", *columns], rows)
         series = {
             f"{arm.name} on {'I' if kind == 'irrelevant' else 'R'}": [
-                (step, bootstrap(models.values(arm, partial(agreement, kind=kind, step=step))))
+                (step, seed_interval(models.values(arm, partial(agreement, kind=kind, step=step))))
                 for step in models.milestones(arm)
             ]
             for arm in self.arms

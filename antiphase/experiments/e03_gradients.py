@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from antiphase.analysis.metrics.dynamics import hessian_extremes, pair_gradients
-from antiphase.analysis.statistics import Interval, bootstrap
+from antiphase.analysis.statistics import Interval, Values, seed_interval
 from antiphase.experiments.arms import V1
 from antiphase.experiments.e01_agreement import CORRELATION, NULL, above_null
 from antiphase.experiments.experiment import (
@@ -24,12 +24,13 @@ from antiphase.tasks.base import as_tensors
 from antiphase.training.callbacks import lambdas, read_metrics
 
 RISE = Effect(CORRELATION, V1.name, versus=NULL, condition="end minus start of training")
+FALL = Effect(CORRELATION, V1.name, versus=NULL, condition="start minus end of training")
 
 
 class GradientsTest(Experiment):
     """Agreement on I before and after training; gradients of the pair; curvature."""
 
-    version = 3
+    version = 4
     amended = (
         "Amended after a first run: it measured the rise of the correlation alone (0.16 [0.09, "
         "0.25]), though another head's rises as much; every agreement needs its null."
@@ -37,10 +38,20 @@ class GradientsTest(Experiment):
     arms = (V1,)
     predictions = (
         Prediction(
-            "cancelling", RISE, "above", 0.1, "if common noise is what helps, training makes it"
+            "cancelling",
+            RISE,
+            "more",
+            0.1,
+            "if common noise is what helps, training makes it",
+            primary=True,
         ),
         Prediction(
-            "sparsity", RISE, "below", 0.1, "a sparse signed map comes from maps that move apart"
+            "sparsity",
+            FALL,
+            "more",
+            0.1,
+            "a sparse signed map comes from maps that move apart",
+            primary=True,
         ),
     )
 
@@ -52,7 +63,7 @@ class GradientsTest(Experiment):
 
         cosines = {
             f"{part}1 and {part}2": [
-                (step, bootstrap([np.array([v]) for v in _cosines(models[V1], step, part)]))
+                (step, seed_interval([np.array([v]) for v in _cosines(models[V1], step, part)]))
                 for step in steps
             ]
             for part in ("q", "k")
@@ -68,7 +79,8 @@ class GradientsTest(Experiment):
             largest, smallest = ([np.array([f[i]]) for f in found] for i in (0, 1))
             rows.append(interval_row(f"step {step}", largest, smallest))
         table = Table("Eigenvalues of the loss's Hessian", ["", "largest", "smallest"], rows)
-        return Measurement({RISE: models.values(V1, rise)}, [table], figures)
+        risen: Values = models.values(V1, rise)
+        return Measurement({RISE: risen, FALL: [-seed for seed in risen]}, [table], figures)
 
 
 def _lambda_chart(models: list[TrainedModel], steps: list[int]) -> Chart:
@@ -76,7 +88,7 @@ def _lambda_chart(models: list[TrainedModel], steps: list[int]) -> Chart:
     found = {step: [lambdas(model.load(step)) for model in models] for step in steps}
     series = {
         f"layer {name.removeprefix('lam_')}": [
-            (step, bootstrap([np.array([seed[name]]) for seed in seeds]))
+            (step, seed_interval([np.array([seed[name]]) for seed in seeds]))
             for step, seeds in found.items()
         ]
         for name in found[steps[0]][0]
@@ -89,9 +101,14 @@ def _gradient_norm_chart(models: list[TrainedModel]) -> Chart:
     series: dict[str, list[tuple[Any, Interval]]] = {}
     for model in models:
         lines = [line for line in read_metrics(model.folder) if "grad_norm" in line]
-        points = [(line["step"], bootstrap([np.array([line["grad_norm"]])])) for line in lines]
+        points = [(line["step"], _single(line["grad_norm"])) for line in lines]
         series[f"seed {model.run.recipe.seed}"] = points
     return Chart("Gradient norm, before clipping at 1", "step", "norm", series)
+
+
+def _single(value: float) -> Interval:
+    """Return the value of one run as an interval without width: there is nothing to estimate."""
+    return Interval(value, value, value, 1)
 
 
 def _batch(model: TrainedModel, size: int) -> dict[str, torch.Tensor]:

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antiphase.analysis.metrics import sparsity
+from antiphase.experiments.accuracy_under_stress import as_trained
 from antiphase.experiments.arms import STANDARD, V1, V2
 from antiphase.experiments.experiment import (
     Experiment,
@@ -16,7 +17,7 @@ from antiphase.experiments.experiment import (
 )
 from antiphase.experiments.model_measurements import by_example, maps_on_task
 from antiphase.experiments.trained_models import TrainedModel, TrainedModels
-from antiphase.experiments.verdicts import Effect, Prediction
+from antiphase.experiments.verdicts import Effect, Prediction, learned, room
 
 METRICS = {
     "entropy": sparsity.entropy,
@@ -28,7 +29,10 @@ METRICS = {
     "fraction outside [0, 1]": sparsity.fraction_outside_simplex,
 }
 GINI = Effect("Gini", V1.name, versus=STANDARD.name)
-ENTROPY = Effect("entropy", V1.name, versus=STANDARD.name)
+GINI_ROOM = Effect("1 - Gini", STANDARD.name)
+ENTROPY = Effect("entropy", STANDARD.name, versus=V1.name)
+ENTROPY_ROOM = Effect("entropy", STANDARD.name)
+BOTH_LEARNED = (learned(STANDARD.name), learned(V1.name))
 NEGATIVE_MASS = {arm.name: Effect("negative mass", arm.name) for arm in (V1, V2)}
 
 
@@ -42,21 +46,47 @@ def sparsity_metric(model: TrainedModel, name: str) -> NDArray[np.float64]:
 class SparsityTest(Experiment):
     """Concentration and sign of the maps that are applied to V."""
 
-    version = 2
+    version = 3
     arms = (STANDARD, V1, V2)
     predictions = (
-        Prediction("sparsity", GINI, "above", 0.05, "sparser rows"),
-        Prediction("sparsity", ENTROPY, "below", 0.05, "sparser rows"),
+        Prediction(
+            "sparsity",
+            GINI,
+            "more",
+            0.05,
+            "sparser rows",
+            gates=(*BOTH_LEARNED, room(GINI_ROOM, 0.05)),
+            primary=True,
+        ),
+        Prediction(
+            "sparsity",
+            ENTROPY,
+            "more",
+            0.05,
+            "sparser rows",
+            gates=(*BOTH_LEARNED, room(ENTROPY_ROOM, 0.05)),
+        ),
         *(
-            Prediction("unchaining", effect, "above", 0.05, "weights that softmax cannot have")
-            for effect in NEGATIVE_MASS.values()
+            Prediction(
+                "unchaining",
+                effect,
+                "more",
+                0.05,
+                "weights that softmax cannot have",
+                gates=(learned(name),),
+                primary=name == V1.name,
+            )
+            for name, effect in NEGATIVE_MASS.items()
         ),
     )
 
     def measure(self, models: TrainedModels) -> Measurement:
-        effects = {
-            GINI: models.gain(V1, STANDARD, partial(sparsity_metric, name="Gini")),
-            ENTROPY: models.gain(V1, STANDARD, partial(sparsity_metric, name="entropy")),
+        gini, entropy = (partial(sparsity_metric, name=name) for name in ("Gini", "entropy"))
+        effects = as_trained(models, self.arms) | {
+            GINI: models.gain(V1, STANDARD, gini),
+            GINI_ROOM: models.values(STANDARD, lambda model: 1 - gini(model)),
+            ENTROPY: models.gain(STANDARD, V1, entropy),
+            ENTROPY_ROOM: models.values(STANDARD, entropy),
         }
         effects |= {
             NEGATIVE_MASS[arm.name]: models.values(

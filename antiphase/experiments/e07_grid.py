@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antiphase.analysis.statistics import Values, difference
-from antiphase.experiments.accuracy_under_stress import unlearned_note
+from antiphase.experiments.accuracy_under_stress import as_trained, unlearned_note
 from antiphase.experiments.arms import STANDARD, V1, V2, Arm, base_recipe
 from antiphase.experiments.experiment import (
     Experiment,
@@ -18,7 +18,7 @@ from antiphase.experiments.experiment import (
 )
 from antiphase.experiments.model_measurements import NEEDLES_ONCE, answers, pooled
 from antiphase.experiments.trained_models import TrainedModel, TrainedModels
-from antiphase.experiments.verdicts import Effect, Prediction
+from antiphase.experiments.verdicts import Effect, Prediction, learned, room
 
 LENGTHS = (64, 128, 256)
 NEAR = (0.0, 0.5, 1.0)  # fraction of distractors that are near: with keys of needles
@@ -43,6 +43,11 @@ BY_LENGTH = Effect(
     versus=STANDARD.name,
     condition="longest minus shortest, mean over distractors",
 )
+NOISE_ROOM = Effect("1 - accuracy", STANDARD.name, condition="near distractors, mean over lengths")
+LENGTH_ROOM = Effect("1 - accuracy", STANDARD.name, condition="longest, mean over distractors")
+ALL_LEARNED = tuple(learned(arm.name) for (name, _), arm in ARMS.items() if name != "V2")
+NOISE_GATES = (*ALL_LEARNED, room(NOISE_ROOM, 0.02))
+LENGTH_GATES = (*ALL_LEARNED, room(LENGTH_ROOM, 0.02))
 
 
 def grid_accuracy(model: TrainedModel, near: float) -> NDArray[np.float64]:
@@ -53,12 +58,28 @@ def grid_accuracy(model: TrainedModel, near: float) -> NDArray[np.float64]:
 class GridTest(Experiment):
     """Length x noise, gain over standard in each cell."""
 
-    version = 2
+    version = 3
     arms = tuple(ARMS.values())
     predictions = (
-        Prediction("cancelling", BY_NOISE, "above", 0.02, "a slope along noise at fixed length"),
-        Prediction("sparsity", BY_LENGTH, "above", 0.02, "a slope along length at fixed noise"),
-        Prediction("sparsity", BY_NOISE, "equal", 0.02, "no slope along noise"),
+        Prediction(
+            "cancelling",
+            BY_NOISE,
+            "more",
+            0.02,
+            "a slope along noise at fixed length",
+            gates=NOISE_GATES,
+            primary=True,
+        ),
+        Prediction(
+            "sparsity",
+            BY_LENGTH,
+            "more",
+            0.02,
+            "a slope along length at fixed noise",
+            gates=LENGTH_GATES,
+            primary=True,
+        ),
+        Prediction("sparsity", BY_NOISE, "same", 0.02, "no slope along noise", gates=NOISE_GATES),
     )
 
     def measure(self, models: TrainedModels) -> Measurement:
@@ -75,7 +96,16 @@ class GridTest(Experiment):
             difference(gains["V1", LENGTHS[-1], near], gains["V1", LENGTHS[0], near])
             for near in NEAR
         ]
-        effects = {BY_NOISE: _mean(by_noise), BY_LENGTH: _mean(by_length)}
+
+        def left(length: int, near: float) -> Values:
+            return models.values(ARMS["standard", length], lambda m: 1 - grid_accuracy(m, near))
+
+        effects = as_trained(models, self.arms) | {
+            BY_NOISE: _mean(by_noise),
+            BY_LENGTH: _mean(by_length),
+            NOISE_ROOM: _mean([left(n, NEAR[-1]) for n in LENGTHS]),
+            LENGTH_ROOM: _mean([left(LENGTHS[-1], near) for near in NEAR]),
+        }
         rows = [
             interval_row(
                 f"{name}, length {n}",

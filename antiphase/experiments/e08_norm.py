@@ -1,6 +1,10 @@
 """Test 8: whether the head norm makes the difference."""
 
-from antiphase.experiments.accuracy_under_stress import compare_accuracy, stress_gain
+from antiphase.experiments.accuracy_under_stress import (
+    compare_accuracy,
+    contest_gates,
+    stress_gain,
+)
 from antiphase.experiments.arms import STANDARD, V1, Arm, base_recipe
 from antiphase.experiments.experiment import Experiment, Measurement
 from antiphase.experiments.trained_models import TrainedModels
@@ -16,18 +20,25 @@ NORMED = Arm(
 class NormTest(Experiment):
     """Head norm, one scalar, none; and standard attention with the head norm."""
 
-    version = 3
+    version = 4
     arms = (STANDARD, V1, SCALAR, NO_NORM, NORMED)
     predictions = (
         Prediction(
-            "cancelling", stress_gain(V1, NORMED), "above", 0.02, "the norm alone removes no noise"
+            "cancelling",
+            stress_gain(V1, NORMED),
+            "more",
+            0.02,
+            "the norm alone removes no noise",
+            gates=contest_gates(V1.name, NORMED.name, 0.02),
+            primary=True,
         ),
         Prediction(
             "cancelling",
             stress_gain(SCALAR, V1),
-            "equal",
+            "no worse",
             0.03,
             "the subtraction works without the norm",
+            gates=contest_gates(SCALAR.name, V1.name, 0.03),
         ),
     )
 

@@ -1,12 +1,13 @@
 """Test 10: fewer hallucinations, or only more caution."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from antiphase.experiments.accuracy_under_stress import AS_TRAINED, CONDITIONS, LONGER_NEAR
+from antiphase.experiments.accuracy_under_stress import CONDITIONS, LONGER_NEAR, as_trained
 from antiphase.experiments.arms import Arm, base_recipe
 from antiphase.experiments.experiment import (
     Experiment,
@@ -17,7 +18,7 @@ from antiphase.experiments.experiment import (
 )
 from antiphase.experiments.model_measurements import answers
 from antiphase.experiments.trained_models import TrainedModel, TrainedModels
-from antiphase.experiments.verdicts import Effect, Prediction
+from antiphase.experiments.verdicts import AS_TRAINED, Effect, Prediction, learned, room
 
 ARMS = {
     name: Arm(f"{name} (unanswerable)", base_recipe(attention, task="unanswerable"))
@@ -27,10 +28,11 @@ REFUSAL_RATE = 0.05  # on answerable questions, the same for all arms
 EXAMPLES = 512
 HALLUCINATIONS = Effect(
     "answers to unanswerable questions",
-    ARMS["V1"].name,
-    versus=ARMS["standard"].name,
+    ARMS["standard"].name,
+    versus=ARMS["V1"].name,
     condition=f"equal refusal rate, {LONGER_NEAR}",
 )
+HALLUCINATIONS_LEFT = replace(HALLUCINATIONS, versus=None)
 
 
 def outcome(
@@ -68,7 +70,7 @@ def outcome(
 class CautionTest(Experiment):
     """Answerable and unanswerable retrieval, both kinds of error, then at equal refusal rates."""
 
-    version = 3
+    version = 4
     amended = (
         "Amended after a first run: on the task as trained no model makes errors, so the "
         "prediction is now about harder sequences, which had not been measured before."
@@ -76,7 +78,17 @@ class CautionTest(Experiment):
     arms = tuple(ARMS.values())
     predictions = (
         Prediction(
-            "cancelling", HALLUCINATIONS, "below", 0.02, "less noise is mistaken for an answer"
+            "cancelling",
+            HALLUCINATIONS,
+            "more",
+            0.02,
+            "less noise is mistaken for an answer",
+            gates=(
+                learned(ARMS["standard"].name),
+                learned(ARMS["V1"].name),
+                room(HALLUCINATIONS_LEFT, 0.02),
+            ),
+            primary=True,
         ),
     )
 
@@ -84,7 +96,10 @@ class CautionTest(Experiment):
         hallucinated = partial(
             outcome, which="hallucinated", equal_refusals=True, condition=LONGER_NEAR
         )
-        effects = {HALLUCINATIONS: models.gain(ARMS["V1"], ARMS["standard"], hallucinated)}
+        effects = as_trained(models, self.arms) | {
+            HALLUCINATIONS: models.gain(ARMS["standard"], ARMS["V1"], hallucinated),
+            HALLUCINATIONS_LEFT: models.values(ARMS["standard"], hallucinated),
+        }
         columns = {
             "answers to unanswerable": "hallucinated",
             "refusals of answerable": "refused",

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antiphase.analysis.metrics.sinks import outliers, sink_mass
+from antiphase.experiments.accuracy_under_stress import as_trained
 from antiphase.experiments.arms import STANDARD, V1, V2, Arm, base_recipe
 from antiphase.experiments.experiment import (
     Experiment,
@@ -16,11 +17,12 @@ from antiphase.experiments.experiment import (
 )
 from antiphase.experiments.model_measurements import by_example, maps_on_task
 from antiphase.experiments.trained_models import TrainedModel, TrainedModels
-from antiphase.experiments.verdicts import Effect, Prediction
+from antiphase.experiments.verdicts import Effect, Prediction, learned, room
 
 GATED = Arm("gated", base_recipe("gated"))
 OFF_BY_ONE = Arm("off by one", base_recipe("sink"))
-SINK_MASS = {arm.name: Effect("mass on S", arm.name, versus=STANDARD.name) for arm in (V1, V2)}
+SINK_MASS = {arm.name: Effect("mass on S", STANDARD.name, versus=arm.name) for arm in (V1, V2)}
+STANDARD_MASS = Effect("mass on S", STANDARD.name)
 
 
 def mass_on_first(model: TrainedModel) -> NDArray[np.float64]:
@@ -40,25 +42,28 @@ def outlier(model: TrainedModel, of: str, which: str) -> NDArray[np.float64]:
 class SinksTest(Experiment):
     """Mass on the first token, and outliers."""
 
-    version = 3
+    version = 4
     arms = (STANDARD, V1, V2, GATED, OFF_BY_ONE)
     quick_arms = (STANDARD, V1, V2)
     predictions = tuple(
         Prediction(
             "unchaining",
             effect,
-            "below",
+            "more",
             0.03,
             "a head that can output zero needs no position to put its mass on",
+            gates=(learned(STANDARD.name), learned(name), room(STANDARD_MASS, 0.03)),
+            primary=name == V1.name,
         )
-        for effect in SINK_MASS.values()
+        for name, effect in SINK_MASS.items()
     )
 
     def measure(self, models: TrainedModels) -> Measurement:
-        effects = {
-            SINK_MASS[arm.name]: models.gain(arm, STANDARD, mass_on_first) for arm in (V1, V2)
-        }
         trained = [arm for arm in self.arms if arm in models]
+        effects = as_trained(models, trained) | {
+            SINK_MASS[arm.name]: models.gain(STANDARD, arm, mass_on_first) for arm in (V1, V2)
+        }
+        effects[STANDARD_MASS] = models.values(STANDARD, mass_on_first)
         rows = [
             interval_row(
                 arm.name,

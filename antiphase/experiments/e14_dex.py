@@ -11,12 +11,19 @@ from rich.console import Console
 from antiphase.analysis.before_after import BeforeAfterOptions, ModelScores
 from antiphase.analysis.before_after_plots import draw_against
 from antiphase.analysis.before_after_table import ROWS, before_and_after
-from antiphase.analysis.statistics import Interval, Values, bootstrap, difference
+from antiphase.analysis.statistics import (
+    Interval,
+    Values,
+    difference,
+    example_interval,
+    seed_interval,
+)
 from antiphase.experiments.arms import TrainingRun
 from antiphase.experiments.engine import LocalEngine, train_all
 from antiphase.experiments.report.markdown import markdown_table
+from antiphase.experiments.results import without_nan
 from antiphase.experiments.unchain import RESULTS, check_study, read_results, unchain_run
-from antiphase.experiments.verdicts import Effect, Prediction, Verdict
+from antiphase.experiments.verdicts import Effect, Prediction, Verdict, require_one_primary
 from antiphase.pretrained.methods import CONTROLS, METHODS
 from antiphase.training import Recipe
 from antiphase.training.checkpoints import write_atomic
@@ -28,22 +35,31 @@ MEASURES = {LOSS: "loss", CORRECT: "correct"}
 
 # Written before any run. The claim: the operation itself helps. The doubt: it is inert, what helps
 # is the tuning of W_K, W_V and W_O around it.
-PREDICTIONS = (
-    Prediction("claim", Effect(LOSS, "dex", "kvo-only"), "below", COUNTS[LOSS], "it helps"),
-    Prediction("claim", Effect(LOSS, "dex", "plus-sign"), "below", COUNTS[LOSS], "minus cancels"),
-    Prediction("claim", Effect(CORRECT, "dex", "kvo-only"), "above", COUNTS[CORRECT], "it helps"),
+# What each expects to be larger comes first: the loss of a control, and the needles found by DEX.
+GAINS = {
+    (measure, control): Effect(LOSS, control, versus="dex")
+    if measure == LOSS
+    else Effect(CORRECT, "dex", versus=control)
+    for measure in MEASURES
+    for control in ("kvo-only", "plus-sign")
+}
+REASONS = {
+    "kvo-only": ("it helps", "it is inert"),
+    "plus-sign": ("minus cancels", "signs are alike"),
+}
+PREDICTIONS = tuple(
     Prediction(
-        "claim", Effect(CORRECT, "dex", "plus-sign"), "above", COUNTS[CORRECT], "minus cancels"
-    ),
-    Prediction("doubt", Effect(LOSS, "dex", "kvo-only"), "equal", COUNTS[LOSS], "it is inert"),
-    Prediction("doubt", Effect(LOSS, "dex", "plus-sign"), "equal", COUNTS[LOSS], "signs are alike"),
-    Prediction(
-        "doubt", Effect(CORRECT, "dex", "kvo-only"), "equal", COUNTS[CORRECT], "it is inert"
-    ),
-    Prediction(
-        "doubt", Effect(CORRECT, "dex", "plus-sign"), "equal", COUNTS[CORRECT], "signs are alike"
-    ),
+        reading,
+        effect,
+        "more" if reading == "claim" else "same",
+        COUNTS[measure],
+        REASONS[control][reading == "doubt"],
+        primary=(measure, control) == (LOSS, "kvo-only"),
+    )
+    for reading in ("claim", "doubt")
+    for (measure, control), effect in GAINS.items()
 )
+require_one_primary("14 (DEX)", PREDICTIONS)
 
 Runs = list[tuple[ModelScores, ModelScores]]  # before and after, one per seed
 
@@ -129,17 +145,19 @@ def compare_controls(
                 "reading": p.reading,
                 "predicts": f"{p.effect}: {p.bound}",
                 "measured": str(effects[p.effect]),
-                "verdict": p.judge(effects[p.effect]).value,
+                "verdict": p.judge(effects).verdict.value,
             }
             for p in PREDICTIONS
         ],
     }
     drawn = {
-        measure: {control: bootstrap(_gain(found, control, field)) for control in CONTROLS}
+        measure: {
+            control: seed_interval(_gain(found, "dex", control, field)) for control in CONTROLS
+        }
         for measure, field in MEASURES.items()
     }
     draw_against(drawn, root / "controls.png")
-    write_atomic(root / "controls.json", json.dumps(results, indent=1))
+    write_atomic(root / "controls.json", json.dumps(without_nan(results), indent=1))
     write_atomic(root / "controls.md", as_markdown(results))
     return results
 
@@ -152,15 +170,14 @@ def _control(recipe: Recipe, method: str) -> Recipe:
     )
 
 
-def _gain(found: dict[str, Runs], control: str, field: str) -> Values:
-    """Return DEX minus a control, paired by seed and example."""
-    return difference(_after(found["dex"], field), _after(found[control], field))
+def _gain(found: dict[str, Runs], one: str, other: str, field: str) -> Values:
+    """Return one method minus another, paired by seed and example."""
+    return difference(_after(found[one], field), _after(found[other], field))
 
 
 def _effect(effect: Effect, found: dict[str, Runs]) -> Interval:
-    assert effect.arm == "dex"
     assert effect.versus is not None
-    return bootstrap(_gain(found, effect.versus, MEASURES[effect.metric]))
+    return seed_interval(_gain(found, effect.arm, effect.versus, MEASURES[effect.metric]))
 
 
 def _after(runs: Runs, field: str) -> Values:
@@ -173,16 +190,16 @@ COLUMNS = ["", *(title.partition(",")[0] for title in ROWS)]
 def _rows(found: dict[str, Runs]) -> list[list[str]]:
     """Return one row per method: every measure after training; the base model first."""
     base = found["dex"][0][0]
-    rows = [["base", *(str(bootstrap([getattr(base, f)])) for f in ROWS.values())]]
+    rows = [["base", *(str(example_interval(getattr(base, f))) for f in ROWS.values())]]
     for method, runs in found.items():
-        rows.append([method, *(str(bootstrap(_after(runs, f))) for f in ROWS.values())])
+        rows.append([method, *(str(seed_interval(_after(runs, f))) for f in ROWS.values())])
     return rows
 
 
 def _against(found: dict[str, Runs]) -> list[list[str]]:
     """Return one row per control: DEX minus it."""
     return [
-        [f"dex minus {m}", *(str(bootstrap(_gain(found, m, f))) for f in ROWS.values())]
+        [f"dex minus {m}", *(str(seed_interval(_gain(found, "dex", m, f))) for f in ROWS.values())]
         for m in found
         if m != "dex"
     ]

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from antiphase.analysis.metrics import flow
 from antiphase.analysis.metrics.dynamics import residual_cosine
-from antiphase.analysis.statistics import bootstrap
+from antiphase.analysis.statistics import seed_interval
 from antiphase.experiments.arms import V1, V2
 from antiphase.experiments.experiment import Chart, Experiment, Measurement, Table, interval_row
 from antiphase.experiments.model_measurements import maps_on_task
@@ -46,16 +46,18 @@ class LayersTest(Experiment):
         Prediction(
             "unchaining",
             LAST_OVER_FIRST,
-            "above",
+            "more",
             0.5,
             "the analysis finds the largest benefit in the final layers",
+            primary=True,
         ),
         Prediction(
             "cancelling",
             MEAN,
-            "above",
+            "more",
             0.5,
             "if subtraction denoises, its removal lowers the answer's logit",
+            primary=True,
         ),
     )
 
@@ -74,7 +76,7 @@ class LayersTest(Experiment):
             "Drop of the answer's logit without a layer's noise map",
             "layer",
             "logit",
-            {n: [(i, bootstrap(v)) for i, v in enumerate(by)] for n, by in drops.items()},
+            {n: [(i, seed_interval(v)) for i, v in enumerate(by)] for n, by in drops.items()},
             "bars",
         )
         rows = [

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from antiphase.analysis.statistics import Interval, Values, bootstrap
+from antiphase.analysis.statistics import Interval, Values, seed_interval
 from antiphase.experiments.arms import Arm
 from antiphase.experiments.trained_models import TrainedModels
 from antiphase.experiments.verdicts import Effect, Prediction
@@ -99,7 +99,7 @@ class Experiment(ABC):
 def bar_chart(title: str, y: str, series: dict[str, dict[str, Values]]) -> Chart:
     """Return a chart with a bar for each name of each series."""
     points: dict[str, list[tuple[Any, Interval]]] = {
-        name: [(x, bootstrap(values)) for x, values in group.items()]
+        name: [(x, seed_interval(values)) for x, values in group.items()]
         for name, group in series.items()
     }
     return Chart(title, "", y, points, "bars")
@@ -107,4 +107,4 @@ def bar_chart(title: str, y: str, series: dict[str, dict[str, Values]]) -> Chart
 
 def interval_row(name: str, *values: Values) -> list[Cell]:
     """Return a table's row: a name, then one interval per column."""
-    return [name, *(bootstrap(v) for v in values)]
+    return [name, *(seed_interval(v) for v in values)]

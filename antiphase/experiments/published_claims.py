@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antiphase.analysis.metrics.allocation import allocation, signal_gain
-from antiphase.analysis.statistics import Interval, bootstrap
+from antiphase.analysis.statistics import Interval, seed_interval
 from antiphase.experiments.arms import STANDARD, V1, Arm
 from antiphase.experiments.e05_sparsity import sparsity_metric
 from antiphase.experiments.e11_sinks import outlier
@@ -40,7 +40,7 @@ def published_claims(models: TrainedModels) -> list[Claim]:
 
     def beside(what: str, published: str, measure: Measure, arms: tuple[Arm, ...]) -> Claim:
         cells: dict[str, Interval] = {
-            arm.name: bootstrap(models.values(arm, measure)) for arm in arms
+            arm.name: seed_interval(models.values(arm, measure)) for arm in arms
         }
         return Claim(what, published, cells.get("standard", ""), cells.get("V1", ""))
 

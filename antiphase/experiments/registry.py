@@ -30,9 +30,16 @@ class RegisteredTest:
     quick: bool = False
 
     def load(self) -> "Experiment":
-        """Import the test's module and return its experiment."""
+        """Import the test's module and return its experiment.
+
+        Raises:
+            ValueError: a reading has no primary prediction in the test, or several.
+        """
+        from antiphase.experiments.verdicts import require_one_primary
+
         module, _, name = self.location.partition(":")
         experiment: Experiment = getattr(importlib.import_module(module), name)()
+        require_one_primary(f"{self.number} ({self.title})", experiment.predictions)
         return experiment
 
 

@@ -5,22 +5,24 @@ beside every interval, so that verdicts can be recomputed by another rule.
 """
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from antiphase.analysis.statistics import Interval
+from antiphase.analysis.statistics import Interval, holm
 from antiphase.experiments.experiment import Chart, Figure, Heatmap, Table
 from antiphase.experiments.verdicts import (
     Effect,
+    Judgement,
     Prediction,
     Verdict,
-    overall,
     require_measured,
 )
 from antiphase.training.checkpoints import write_atomic
 
 RESULTS = "results.json"
+FORMAT = 2  # of results.json; 1 had neither gates nor kinds of prediction
 
 
 @dataclass
@@ -30,7 +32,7 @@ class Result:
     Attributes:
         number: the test's number; `title` and `question` as in the registry.
         predictions: of all readings.
-        effects: measured intervals.
+        effects: measured intervals, of predictions, of their gates, and others.
         tables: for the report.
         figures: for the report.
         notes: what a reader of the verdicts must know.
@@ -61,25 +63,27 @@ class Result:
         """Return what the result was measured from; empty if the test was not run."""
         return f"{self.scope}, seeds {', '.join(map(str, self.seeds))}" if not self.why_not else ""
 
-    def verdicts(self) -> list[Verdict]:
-        """Return the verdict on each prediction.
+    def judgements(self) -> list[Judgement]:
+        """Return the verdict on each prediction, with its gates and its p.
 
         Raises:
-            UnmeasuredEffectError: the test was run, but did not measure a predicted effect.
+            UnmeasuredEffectError: the test was run, but did not measure the effect of a prediction
+                or of a gate.
         """
         if self.why_not:
-            return [Verdict.NOT_RUN for _ in self.predictions]
+            return [prediction.judge(None) for prediction in self.predictions]
         require_measured(f"{self.number} ({self.title})", self.predictions, self.effects)
-        return [p.judge(self.effects[p.effect]) for p in self.predictions]
+        return [prediction.judge(self.effects) for prediction in self.predictions]
+
+    def primary(self) -> dict[str, Judgement]:
+        """Return the judgement of the primary prediction of each reading."""
+        pairs = zip(self.predictions, self.judgements(), strict=True)
+        return {p.reading: judgement for p, judgement in pairs if p.primary}
 
     def about(self, reading: str) -> Verdict | None:
-        """Return what the test says about a reading; None if that predicts nothing here."""
-        mine = [
-            verdict
-            for prediction, verdict in zip(self.predictions, self.verdicts(), strict=True)
-            if prediction.reading == reading
-        ]
-        return overall(mine) if mine else None
+        """Return the verdict on a reading's primary prediction; None if it predicts nothing."""
+        judgement = self.primary().get(reading)
+        return judgement.verdict if judgement else None
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,10 @@ class Study:
         claims_seeds: the seeds that ours come from.
         environment: versions and machine of the last run.
         recipe: what all arms share except for their changes.
+        study_id: name of the study, as in its lock.
+        seeds: of the study.
+        lock: content of the lock that its predictions were written under; None without one.
+        tuning: what was tried for each arm before the study; without rows if nothing was.
     """
 
     results: list[Result]
@@ -109,60 +117,93 @@ class Study:
     claims_seeds: list[int]
     environment: dict[str, Any]
     recipe: dict[str, Any]
+    study_id: str = ""
+    seeds: list[int] = field(default_factory=list)
+    lock: dict[str, Any] | None = None
+    tuning: Table = field(default_factory=lambda: Table("Tuning", [], []))
+
+    def adjusted_p(self) -> dict[tuple[int, str], float]:
+        """Return the p of every primary prediction with a verdict, adjusted by Holm's method.
+
+        Returns:
+            By number of the test and reading. Tests that were not run, are invalid or have too few
+            seeds have no p and do not count.
+        """
+        found = {
+            (result.number, reading): judgement.p
+            for result in self.results
+            for reading, judgement in result.primary().items()
+            if judgement.p is not None
+        }
+        return dict(zip(found, holm(list(found.values())), strict=True))
 
     def save(self, folder: Path) -> None:
         """Write everything to the folder's results.json."""
         content = {
+            "format": FORMAT,
+            "study_id": self.study_id,
+            "seeds": self.seeds,
+            "lock": self.lock,
+            "tuning": asdict(self.tuning),
             "results": [result_to_json(result) for result in self.results],
             "claims": [asdict(claim) for claim in self.claims],
             "claims_seeds": self.claims_seeds,
             "environment": self.environment,
             "recipe": self.recipe,
         }
-        write_atomic(folder / RESULTS, json.dumps(content, indent=1))
+        write_atomic(folder / RESULTS, json.dumps(without_nan(content), indent=1))
 
 
 def load_study(folder: Path) -> Study:
     """Load the study of a folder.
 
     Raises:
-        ValueError: the folder has no results.json, or it cannot be parsed.
+        ValueError: the folder has no results.json, it cannot be parsed, or it was written by a
+            version of the lab with other rules.
     """
     kept = read_json(folder / RESULTS)
     if kept is None:
         raise ValueError(f"{folder}: has no {RESULTS} of a study that can be read")
+    if kept.get("format") != FORMAT:
+        raise ValueError(
+            f"{folder / RESULTS}: has format {kept.get('format', 1)}, this version reads {FORMAT}; "
+            "its predictions follow other rules and cannot be judged anew. Run the study again: "
+            "antiphase lab --full --out FOLDER"
+        )
     return Study(
         [result_from_json(fields) for fields in kept["results"]],
         [claim_from_json(fields) for fields in kept["claims"]],
         kept["claims_seeds"],
         kept["environment"],
         kept["recipe"],
+        kept["study_id"],
+        kept["seeds"],
+        kept["lock"],
+        _table(kept["tuning"]),
     )
 
 
 def result_to_json(result: Result) -> dict[str, Any]:
-    """Return a result as plain JSON types; effects become a list, since keys must be strings."""
+    """Return a result as plain JSON types.
+
+    Effects become a list, since keys must be strings, and NaN becomes None.
+    """
     fields = {name: getattr(result, name) for name in Result.__dataclass_fields__}
-    fields["predictions"] = [asdict(prediction) for prediction in result.predictions]
+    fields["predictions"] = [prediction.as_dict() for prediction in result.predictions]
     fields["effects"] = [
         {"effect": asdict(effect), "interval": asdict(interval)}
         for effect, interval in result.effects.items()
     ]
     fields["tables"] = [asdict(table) for table in result.tables]
     fields["figures"] = [asdict(figure) for figure in result.figures]
-    return fields
+    return dict(without_nan(fields))
 
 
 def result_from_json(fields: dict[str, Any]) -> Result:
     """Return the result that `result_to_json` stored."""
-    predictions = [
-        Prediction(**{**p, "effect": Effect(**p["effect"])}) for p in fields["predictions"]
-    ]
+    predictions = [Prediction.from_dict(prediction) for prediction in fields["predictions"]]
     effects = {Effect(**e["effect"]): _interval(e["interval"]) for e in fields["effects"]}
-    tables = [
-        Table(t["title"], t["columns"], [[_cell(cell) for cell in row] for row in t["rows"]])
-        for t in fields["tables"]
-    ]
+    tables = [_table(table) for table in fields["tables"]]
     figures = [_figure(figure) for figure in fields["figures"]]
     return Result(
         **{
@@ -182,6 +223,15 @@ def claim_from_json(fields: dict[str, Any]) -> Claim:
     )
 
 
+def without_nan(content: Any) -> Any:
+    """Return the content with None for every NaN, which JSON does not have."""
+    if isinstance(content, dict):
+        return {key: without_nan(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [without_nan(value) for value in content]
+    return None if isinstance(content, float) and math.isnan(content) else content
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the content of a JSON file; None if it does not exist or is damaged."""
     try:
@@ -190,18 +240,34 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return None
 
 
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
 def _interval(fields: dict[str, Any]) -> Interval:
     by_seed = fields["by_seed"]
-    return Interval(**{**fields, "by_seed": None if by_seed is None else tuple(by_seed)})
+    return Interval(
+        fields["mean"],
+        _number(fields["low"]),
+        _number(fields["high"]),
+        fields["seeds"],
+        None if by_seed is None else tuple(by_seed),
+    )
 
 
 def _cell(cell: Any) -> Any:
     return _interval(cell) if isinstance(cell, dict) else cell
 
 
+def _table(fields: dict[str, Any]) -> Table:
+    rows = [[_cell(cell) for cell in row] for row in fields["rows"]]
+    return Table(fields["title"], fields["columns"], rows)
+
+
 def _figure(fields: dict[str, Any]) -> Figure:
     if "values" in fields:
-        return Heatmap(**fields)
+        values = [[_number(value) for value in row] for row in fields["values"]]
+        return Heatmap(**{**fields, "values": values})
     series = {
         name: [(x, _interval(y)) for x, y in points] for name, points in fields["series"].items()
     }

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
-from antiphase.analysis.statistics import bootstrap
+from antiphase.analysis.statistics import seed_interval
 from antiphase.experiments.arms import COMMON, SEEDS, STANDARD, V1, Arm
 from antiphase.experiments.engine import LocalEngine, train_all
 from antiphase.experiments.experiment import Experiment
@@ -110,7 +110,7 @@ def _run(
         return result
     measured = test.measure(TrainedModels.finished(arms, seeds, root))
     require_measured(f"{entry.number} ({entry.title})", test.predictions, measured.effects)
-    result.effects = {effect: bootstrap(values) for effect, values in measured.effects.items()}
+    result.effects = {effect: seed_interval(values) for effect, values in measured.effects.items()}
     result.tables, result.figures = measured.tables, measured.figures
     result.notes = [*measured.notes, *([test.amended] if test.amended else [])]
     path = _measured_file(entry, folder)
@@ -157,7 +157,8 @@ def _adopt(result: Result, earlier: Result, test: Experiment) -> None:
 
 
 def _complete(earlier: Result, test: Experiment) -> bool:
-    return {prediction.effect for prediction in test.predictions} <= set(earlier.effects)
+    needed = {effect for prediction in test.predictions for effect in prediction.required}
+    return needed <= set(earlier.effects)
 
 
 def _keys(test: Experiment, arms: Sequence[Arm], seeds: Sequence[int]) -> list[str]:

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import subprocess
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -32,6 +33,26 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         **{name: version(name) for name in packages},
     }
+
+
+def source_version() -> tuple[str, bool]:
+    """Return the git commit of the package's source, and whether files differ from it.
+
+    Returns:
+        The commit's hash and whether the package's folder has changes that are not committed;
+        ("unknown", False) if the package was not imported from a git working tree.
+    """
+    package = Path(__file__).parents[1]
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(package), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")  # else a repository around site-packages
+        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--", "."))
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown", False
 
 
 def check_corpus(folder: Path, recipe: Recipe, data: Language) -> None:

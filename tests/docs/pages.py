@@ -1,4 +1,4 @@
-"""The documentation's files, and the two scripts beside them that are no part of the package."""
+"""The documentation's files, and the scripts beside them that are no part of the package."""
 
 import importlib.util
 from pathlib import Path

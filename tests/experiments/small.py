@@ -63,7 +63,9 @@ class MistypedTest(Experiment):
 
     arms = (STANDARD,)
     predictions = (
-        Prediction("sparsity", Effect("acuracy", "standard"), "above", 0.1, "a typing error"),
+        Prediction(
+            "sparsity", Effect("acuracy", "standard"), "more", 0.1, "a typing error", primary=True
+        ),
     )
 
     def measure(self, models):

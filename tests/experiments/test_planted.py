@@ -8,7 +8,7 @@ import torch
 from antiphase.analysis.capture import CapturedMaps, LayerMaps
 from antiphase.analysis.ground_truth import GroundTruth
 from antiphase.analysis.metrics.cancellation import from_another_head
-from antiphase.analysis.statistics import bootstrap
+from antiphase.analysis.statistics import seed_interval
 from antiphase.experiments import e01_agreement
 from antiphase.experiments.arms import V1, V2
 from antiphase.experiments.e01_agreement import AgreementTest
@@ -52,14 +52,14 @@ def verdicts(kind: str, monkeypatch: pytest.MonkeyPatch) -> Result:
         return planted(kind, 100 * model.run.recipe.seed + (step or 0))
 
     monkeypatch.setattr(e01_agreement, "maps_on_task", maps_on_task)
-    models = [TrainedModel(V1.training_run(seed), Path("nowhere")) for seed in range(3)]
+    models = [TrainedModel(V1.training_run(seed), Path("nowhere")) for seed in range(5)]
     found = AgreementTest().measure(TrainedModels({V1.name: models, V2.name: models}))
     return Result(
         1,
         "",
         "",
         list(AgreementTest.predictions),
-        {effect: bootstrap(values) for effect, values in found.effects.items()},
+        {effect: seed_interval(values) for effect, values in found.effects.items()},
     )
 
 

@@ -9,6 +9,8 @@ from antiphase.experiments.report.rows import (
     ARM_COLUMNS,
     CLAIM_COLUMNS,
     FOOTNOTE,
+    INTERVALS,
+    LEGEND,
     OTHER_COLUMNS,
     PREDICTION_COLUMNS,
     VERDICT_COLUMNS,
@@ -18,6 +20,7 @@ from antiphase.experiments.report.rows import (
     claim_note,
     claim_rows,
     command,
+    lock_line,
     machine_line,
     other_rows,
     prediction_rows,
@@ -37,9 +40,10 @@ h1 { font-size: 1.6rem; } h2 { font-size: 1.25rem; margin-top: 2.5rem; border-to
 th, td { border: 1px solid var(--line); padding: .35rem .6rem; text-align: left; vertical-align: top; }
 th { background: var(--soft); } .why { color: #57606a; } code { background: var(--soft); padding: .1rem .3rem; }
 .supported { background: #cfe5f5; font-weight: 600; } .refuted { background: #f8d5bf; font-weight: 600; }
-.undecided { background: #f5f1d6; } .supported, .refuted, .undecided { white-space: nowrap; } .not-run { color: #8a9099; }
+.undecided { background: #f5f1d6; } .invalid { background: #e4dcec; } .descriptive { font-style: italic; } .not-run { color: #8a9099; }
+.supported, .refuted, .undecided, .invalid { white-space: nowrap; }
 figure { margin: 1rem 0; } .plotly-graph-div { max-width: 100%; }
-@media (max-width: 40rem) { .supported, .refuted, .undecided { white-space: normal; } table { font-size: .75rem; } th, td { padding: .2rem .3rem; } h1 { font-size: 1.3rem; } }
+@media (max-width: 40rem) { .supported, .refuted, .undecided, .invalid { white-space: normal; } table { font-size: .75rem; } th, td { padding: .2rem .3rem; } h1 { font-size: 1.3rem; } }
 @media print { body { max-width: none; } h2 { break-after: avoid; } figure, table { break-inside: avoid; } }
 """
 
@@ -53,14 +57,19 @@ def write_html(study: Study, path: Path) -> None:
     body = [
         "<h1>Why differential attention works</h1>",
         f"<p class=why>{escape(' '.join(provenance_lines(study)))} {escape(machine_line(study))}. "
-        "Intervals are 95%, by a bootstrap over seeds, then examples within a seed. Predictions "
-        "were written before the runs.</p>",
+        f"{escape(INTERVALS)} {escape(lock_line(study))}</p>",
         _table(VERDICT_COLUMNS, verdict_rows(study), links),
         "<ul>",
         *(f"<li><b>{name}</b>: {escape(says)}</li>" for name, says in READINGS.items()),
         f"<li>{FOOTNOTE}</li>",
         "</ul>",
+        f"<p class=why>{escape(LEGEND)}.</p>",
     ]
+    if study.tuning.rows:
+        body += [
+            f"<h2>{escape(study.tuning.title)}</h2>",
+            _table(study.tuning.columns, study.tuning.rows),
+        ]
     if study.claims:
         body += [
             "<h2>Beside published numbers</h2>",
@@ -71,7 +80,7 @@ def write_html(study: Study, path: Path) -> None:
         "<p class=why>All models share this recipe, except for the changes named: "
         f"{escape(recipe_line(study))}.</p>"
     )
-    body += [_section(result) for result in study.results]
+    body += [_section(study, result) for result in study.results]
     page = (
         "<!doctype html><html lang=en><head><meta charset=utf-8>"
         "<meta name=viewport content='width=device-width, initial-scale=1'>"
@@ -81,11 +90,11 @@ def write_html(study: Study, path: Path) -> None:
     write_atomic(path, page)
 
 
-def _section(result: Result) -> str:
+def _section(study: Study, result: Result) -> str:
     parts = [
         f"<h2 id=test{result.number}>{result.number}. {escape(result.title)}</h2>",
         f"<p>{escape(result.question)}</p>",
-        _table(PREDICTION_COLUMNS, prediction_rows(result)),
+        _table(PREDICTION_COLUMNS, prediction_rows(study, result)),
     ]
     if result.why_not:
         parts.append(f"<p class=why>Not run: {escape(result.why_not)}.</p>")

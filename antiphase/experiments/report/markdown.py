@@ -6,6 +6,8 @@ from antiphase.experiments.report.rows import (
     ARM_COLUMNS,
     CLAIM_COLUMNS,
     FOOTNOTE,
+    INTERVALS,
+    LEGEND,
     OTHER_COLUMNS,
     PREDICTION_COLUMNS,
     VERDICT_COLUMNS,
@@ -15,6 +17,7 @@ from antiphase.experiments.report.rows import (
     claim_note,
     claim_rows,
     command,
+    lock_line,
     machine_line,
     other_rows,
     prediction_rows,
@@ -31,13 +34,19 @@ def as_markdown(study: Study) -> str:
     """Return the verdicts, then each test with its predictions and numbers."""
     parts = [
         "# The lab: why differential attention works\n",
-        f"{' '.join(provenance_lines(study))} {machine_line(study)}. Intervals: 95%, bootstrap "
-        "over seeds, then examples within a seed.\n",
+        f"{' '.join(provenance_lines(study))} {machine_line(study)}. {INTERVALS} "
+        f"{lock_line(study)}\n",
         markdown_table(VERDICT_COLUMNS, verdict_rows(study)),
         "",
         *(f"- **{name}**: {says}" for name, says in READINGS.items()),
         f"- {FOOTNOTE}",
+        f"\n{LEGEND}.",
     ]
+    if study.tuning.rows:
+        parts += [
+            f"\n## {study.tuning.title}\n",
+            markdown_table(study.tuning.columns, study.tuning.rows),
+        ]
     if study.claims:
         parts += [
             "\n## Beside published numbers\n",
@@ -46,13 +55,13 @@ def as_markdown(study: Study) -> str:
         ]
     shared = "All models share this recipe, except for the changes named"
     parts.append(f"\n{shared}: {recipe_line(study)}.")
-    parts += [_section(result) for result in study.results]
+    parts += [_section(study, result) for result in study.results]
     return "\n".join(parts) + "\n"
 
 
-def _section(result: Result) -> str:
+def _section(study: Study, result: Result) -> str:
     parts = [f"\n## {result.number}. {result.title}\n", f"{result.question}\n"]
-    parts.append(markdown_table(PREDICTION_COLUMNS, prediction_rows(result)))
+    parts.append(markdown_table(PREDICTION_COLUMNS, prediction_rows(study, result)))
     if result.why_not:
         parts.append(f"\nNot run: {result.why_not}. `{command(result)}`")
         return "\n".join(parts)

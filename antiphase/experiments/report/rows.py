@@ -8,16 +8,32 @@ from typing import Any
 from antiphase.analysis.compare_runs import flat_fields
 from antiphase.analysis.statistics import Interval
 from antiphase.experiments.results import Result, Study
-from antiphase.experiments.verdicts import READINGS, Verdict
+from antiphase.experiments.verdicts import LEVEL, READINGS, Judgement, Prediction, Verdict
 
 ReportCell = str | Interval | Verdict | None
 Row = list[ReportCell]
 
 DAGGER = "†"
 FOOTNOTE = f"{DAGGER} the test has a note that a reader of its verdict must know"
+LEGEND = (
+    "The verdict of a test on a reading is that on its primary prediction. Invalid: a gate failed, "
+    "so the test cannot speak. Descriptive: fewer than 5 seeds, so there is no verdict. p is "
+    f"one-sided; it survives Holm's method over all primary predictions of the study below {LEVEL}"
+)
+INTERVALS = "Intervals are 95%, by Student's t over the means of paired seeds."
 
 VERDICT_COLUMNS = ["test", *READINGS]
-PREDICTION_COLUMNS = ["reading", "effect", "predicted", "because", "measured", "verdict"]
+PREDICTION_COLUMNS = [
+    "reading",
+    "effect",
+    "predicted",
+    "because",
+    "gates",
+    "measured",
+    "verdict",
+    "p",
+    "survives Holm (p)",
+]
 ARM_COLUMNS = ["arm", "recipe"]
 CLAIM_COLUMNS = ["", "published", "standard, here", "V1, here"]
 OTHER_COLUMNS = ["also measured", ""]
@@ -43,24 +59,42 @@ def verdict_rows(study: Study) -> list[Row]:
     ]
 
 
-def prediction_rows(result: Result) -> list[Row]:
-    """Return one row per prediction."""
+def prediction_rows(study: Study, result: Result) -> list[Row]:
+    """Return one row per prediction of a test."""
+    adjusted = study.adjusted_p()
+
+    def holm_cell(prediction: Prediction, judgement: Judgement) -> str:
+        p = adjusted.get((result.number, prediction.reading)) if prediction.primary else None
+        if p is None or judgement.p is None:
+            return ""
+        return f"{'yes' if p < LEVEL else 'no'} ({p:.2g})"
+
     return [
         [
-            prediction.reading,
+            prediction.reading + (" (primary)" if prediction.primary else ""),
             str(prediction.effect),
             prediction.bound,
             prediction.because,
+            _gates_text(prediction, judgement),
             result.effects.get(prediction.effect),
-            verdict,
+            judgement.verdict,
+            "" if judgement.p is None else f"{judgement.p:.2g}",
+            holm_cell(prediction, judgement),
         ]
-        for prediction, verdict in zip(result.predictions, result.verdicts(), strict=True)
+        for prediction, judgement in zip(result.predictions, result.judgements(), strict=True)
     ]
 
 
+def _gates_text(prediction: Prediction, judgement: Judgement) -> str:
+    """Return every gate with its number; without one if the test was not run."""
+    if judgement.gates:
+        return "; ".join(map(str, judgement.gates))
+    return "; ".join(f"{gate.kind}: {gate.effect} {gate.bound}" for gate in prediction.gates)
+
+
 def other_rows(result: Result) -> list[Row]:
-    """Return one row per effect that was measured without a prediction."""
-    predicted = {prediction.effect for prediction in result.predictions}
+    """Return one row per effect that was measured without a prediction or a gate about it."""
+    predicted = {effect for prediction in result.predictions for effect in prediction.required}
     return [
         [str(effect), interval]
         for effect, interval in result.effects.items()
@@ -94,6 +128,19 @@ def provenance_lines(study: Study) -> list[str]:
         f"Test{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}: {provenance}."
         for provenance, numbers in groups.items()
     ]
+
+
+def lock_line(study: Study) -> str:
+    """Say when the predictions were locked, on which code."""
+    lock = study.lock
+    if lock is None:
+        return "The predictions were not locked before the runs."
+    changed = " (with changes that were not committed)" if lock["dirty"] else ""
+    seeds = ", ".join(map(str, lock["seeds"]))
+    return (
+        f"Predictions of the study {lock['study_id']} locked at {lock['time']}, seeds {seeds}, "
+        f"commit {lock['commit']}{changed}, SHA-256 {lock['digest']}."
+    )
 
 
 def machine_line(study: Study) -> str:

@@ -1,0 +1,212 @@
+"""The lock of a study: predictions, seeds, commit and time, written before any of its runs.
+
+`lock.json` in the study folder shows that the predictions are older than the data. A study checks
+it before it trains or judges.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from antiphase.experiments.results import read_json
+from antiphase.experiments.verdicts import Effect, Prediction
+from antiphase.training.checkpoints import write_atomic
+from antiphase.training.provenance import source_version
+
+LOCK = "lock.json"
+
+Predictions = Mapping[int, Sequence[Prediction]]
+"""The predictions of a study, by the number of their test."""
+
+AMENDED = (
+    "A prediction that is changed after the lock is amended and needs seeds that nobody has looked "
+    "at: lock a new study, with another id and other seeds, in another folder"
+)
+
+
+class LockError(ValueError):
+    """A study has no lock, or does not agree with it."""
+
+
+def write_lock(
+    study_id: str,
+    seeds: Sequence[int],
+    predictions: Predictions,
+    folder: Path,
+    existing_runs: Iterable[tuple[str, Path]] = (),
+) -> dict[str, Any]:
+    """Write the lock of a study; the same lock may be written again and keeps its time.
+
+    Args:
+        study_id: name of the study.
+        seeds: of its runs; no run with one of them may exist.
+        predictions: of all tests of the study.
+        folder: the study folder.
+        existing_runs: key and folder of every run, begun or finished, with one of the seeds.
+
+    Returns:
+        The lock: study_id, seeds, digest, predictions, commit, dirty and time (UTC).
+
+    Raises:
+        LockError: a run of these seeds exists, or another lock does.
+    """
+    lock = read_lock(folder)
+    if lock is not None:
+        _compare(lock, study_id, seeds, predictions, folder)
+        return lock
+    runs = list(existing_runs)
+    if runs:
+        key, path = runs[0]
+        raise LockError(
+            f"lock of {study_id!r}: got seeds {_listed(seeds)}, with which {len(runs)} runs exist "
+            f"already, e.g. {key} ({path}); a lock must be older than its runs. Use other seeds"
+        )
+    commit, dirty = source_version()
+    plain = _plain(predictions)
+    lock = {
+        "study_id": study_id,
+        "seeds": list(seeds),
+        "digest": _digest(plain),
+        "predictions": plain,
+        "commit": commit,
+        "dirty": dirty,
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / LOCK, json.dumps(lock, indent=1))
+    return lock
+
+
+def read_lock(folder: Path) -> dict[str, Any] | None:
+    """Return the lock of a study folder; None if it has none.
+
+    Raises:
+        LockError: the lock cannot be read, or its predictions are not those of its digest.
+    """
+    if not (folder / LOCK).exists():
+        return None
+    lock = read_json(folder / LOCK)
+    if lock is None or lock.get("digest") != _digest(lock.get("predictions")):
+        raise LockError(f"{folder / LOCK}: was damaged or edited; restore it from a backup")
+    return lock
+
+
+def check_lock(
+    study_id: str,
+    seeds: Sequence[int],
+    predictions: Predictions,
+    folder: Path,
+    started: Iterable[tuple[str, datetime]] = (),
+) -> dict[str, Any]:
+    """Check that a study agrees with its lock, and that the lock is older than its runs.
+
+    Args:
+        study_id: name of the study.
+        seeds: of its runs.
+        predictions: of all tests of the study, as the code has them now.
+        folder: the study folder.
+        started: key and start (with a time zone) of every run of the study.
+
+    Returns:
+        The lock.
+
+    Raises:
+        LockError: there is no lock, a prediction has changed since, the id or the seeds differ, or
+            a run is older than the lock.
+    """
+    lock = read_lock(folder)
+    if lock is None:
+        raise LockError(
+            f"{folder}: has no {LOCK}; lock the predictions before the first run: "
+            "antiphase lab lock"
+        )
+    _compare(lock, study_id, seeds, predictions, folder)
+    locked = datetime.fromisoformat(lock["time"])
+    for key, start in started:
+        if start < locked:
+            raise LockError(
+                f"{folder / LOCK}: is of {locked.isoformat()}, but the run {key} began before it, "
+                f"at {start.isoformat()}; lock a study with seeds that have no runs"
+            )
+    return lock
+
+
+def _compare(
+    lock: dict[str, Any],
+    study_id: str,
+    seeds: Sequence[int],
+    predictions: Predictions,
+    folder: Path,
+) -> None:
+    """Raise unless a lock is of this study, these seeds and these predictions."""
+    path = folder / LOCK
+    if lock["study_id"] != study_id:
+        raise LockError(f"{path}: is of the study {lock['study_id']!r}, not of {study_id!r}")
+    if sorted(lock["seeds"]) != sorted(seeds):
+        raise LockError(
+            f"{path}: has the seeds {_listed(lock['seeds'])}, got {_listed(seeds)}; use the locked "
+            "seeds, or lock another study for the others"
+        )
+    plain = _plain(predictions)
+    if lock["digest"] != _digest(plain):
+        changes = "\n".join(f"  {change}" for change in _changes(lock["predictions"], plain))
+        raise LockError(
+            f"{path}: the predictions have changed since the lock:\n{changes}\n{AMENDED}"
+        )
+
+
+def _plain(predictions: Predictions) -> dict[str, list[dict[str, Any]]]:
+    """Return the predictions as plain JSON types, whatever their order in the code."""
+    return {
+        str(test): sorted((p.as_dict() for p in predictions[test]), key=_canonical)
+        for test in sorted(predictions)
+    }
+
+
+def _canonical(plain: Any) -> str:
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"))
+
+
+def _digest(plain: Any) -> str:
+    return hashlib.sha256(_canonical(plain).encode()).hexdigest()
+
+
+def _changes(
+    before: dict[str, list[dict[str, Any]]], now: dict[str, list[dict[str, Any]]]
+) -> list[str]:
+    """Say which predictions were changed, removed or added."""
+    found = []
+    for test in sorted({*before, *now}, key=int):
+        was, is_now = before.get(test, []), now.get(test, [])
+        old = _by_name([prediction for prediction in was if prediction not in is_now])
+        new = _by_name([prediction for prediction in is_now if prediction not in was])
+        for name in dict.fromkeys((*old, *new)):
+            if name not in new:
+                found.append(f"test {test}, {name}: removed")
+            elif name not in old:
+                found.append(f"test {test}, {name}: added")
+            else:
+                fields = [field for field in new[name] if new[name][field] != old[name].get(field)]
+                found += [
+                    f"test {test}, {name}: {field} was {old[name].get(field)!r}, is "
+                    f"{new[name][field]!r}"
+                    for field in fields
+                ]
+    return found
+
+
+def _by_name(predictions: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    named: dict[str, dict[str, Any]] = {}
+    for prediction in predictions:
+        name = f"{prediction['reading']}, {Effect(**prediction['effect'])}"
+        while name in named:  # a reading may say two things about one effect
+            name += " (another)"
+        named[name] = prediction
+    return named
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds))
