@@ -116,6 +116,19 @@ class Attention(nn.Module, ABC):
             `noise` (A2) and `lam` [B, h, Tq, 1].
         """
 
+    def applied_map(self, difference: Tensor) -> Tensor:
+        """Return the map that is applied to V, from A1 - lam A2 [B, h, Tq, Tk].
+
+        It is the difference itself; a mechanism that changes it (`rectified`) overrides this.
+        Analyses call it to apply a map whose noise they replaced.
+        """
+        return difference
+
+    @property
+    def mixes_sequences(self) -> bool:
+        """Return whether a sequence's output depends on the other sequences of its batch."""
+        return False
+
     @property
     def rotary_widths(self) -> tuple[int, ...]:
         """Return the widths of the heads that RoPE rotates."""

@@ -72,6 +72,28 @@ class Float32Parameters(nn.Module, ABC):
         """
 
 
+@dataclass(frozen=True)
+class LambdaOptions:
+    """How a mechanism that never has a head norm scales its noise.
+
+    Args:
+        lam: "learned", or a constant.
+        lam_init: "depth" for 0.8 - 0.6 exp(-0.3 layer), or a constant.
+    """
+
+    lam: Literal["learned"] | float = "learned"
+    lam_init: Literal["depth"] | float = "depth"
+
+    def __post_init__(self) -> None:
+        _check_number_or("lam", self.lam, "learned")
+        _check_number_or("lam_init", self.lam_init, "depth")
+        if self.lam_init != "depth" and self.lam != "learned":
+            raise ValueError(
+                f"lam_init={self.lam_init} has no effect when lam is fixed at {self.lam}; "
+                "leave it out"
+            )
+
+
 class Lambda(Float32Parameters):
     """lam = exp(lq1 . lk1) - exp(lq2 . lk2) + lam_init, one value per layer; or a constant.
 
@@ -86,7 +108,7 @@ class Lambda(Float32Parameters):
     q2: nn.Parameter
     k2: nn.Parameter
 
-    def __init__(self, width: int, layer: int, options: NoiseOptions) -> None:
+    def __init__(self, width: int, layer: int, options: NoiseOptions | LambdaOptions) -> None:
         super().__init__()
         self.init = depth_init(layer) if options.lam_init == "depth" else float(options.lam_init)
         self.fixed = None if options.lam == "learned" else float(options.lam)

@@ -22,6 +22,9 @@ CLASSES = {  # the mechanism's name, which is its file's, and the class in it
     "signed_mask": "SignedMask",
     "gated": "Gated",
     "sink": "Sink",
+    "rectified": "Rectified",
+    "simplex": "Simplex",
+    "foreign_noise": "ForeignNoise",
 }
 
 

@@ -75,9 +75,10 @@ def _part(name: str) -> str:
 def _decode(model: AntiphaseForCausalLM, context: int) -> tuple[int, int]:
     """Return the FLOPs of decoding one token after `context`, and the running state's bytes."""
     model.set_attn_implementation("reference")  # matmuls that the FLOP counter sees
-    ids = torch.zeros(1, context, dtype=torch.long, device="meta")
+    B = 2 if model.model.attention_layers[0].mixes_sequences else 1
+    ids = torch.zeros(B, context, dtype=torch.long, device="meta")
     cache = model(ids, use_cache=True, logits_to_keep=1).past_key_values
     with FlopCounterMode(display=False) as counter:
         model(ids[:, :1], past_key_values=cache)
     states = [getattr(layer, "recurrent_states", {}).get(0) for layer in cache.layers]
-    return counter.get_total_flops(), sum(s.nbytes for s in states if s is not None)
+    return counter.get_total_flops() // B, sum(s.nbytes for s in states if s is not None) // B

@@ -15,8 +15,10 @@ from antiphase.ops.functional import (
     attention_maps,
     backend_for,
     diff_attention,
+    rectified_attention,
 )
 from antiphase.ops.norm import rms_norm
+from antiphase.ops.reference import rectify
 from antiphase.ops.rotary import rotary_table, rotate
 
 __all__ = [
@@ -32,6 +34,8 @@ __all__ = [
     "linear_map",
     "prefix_attention",
     "prefix_map",
+    "rectified_attention",
+    "rectify",
     "repeat_heads",
     "rms_norm",
     "rotary_table",

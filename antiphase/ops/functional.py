@@ -63,6 +63,49 @@ def diff_attention(
     return dispatch.run(args, backend)
 
 
+def rectified_attention(
+    q1: Tensor,
+    k1: Tensor,
+    q2: Tensor,
+    k2: Tensor,
+    v: Tensor,
+    lam: Tensor | float,
+    *,
+    normalise: bool = False,
+    causal: bool = False,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    scale2: float | None = None,
+) -> Tensor:
+    """Compute max(A1 - lam A2, 0) v, with `normalise` each row of the map divided by its sum.
+
+    A1 and A2 are the softmax maps of `diff_attention`, which takes the same arguments. The map is
+    materialised: there is one implementation, and memory grows with Tq * Tk.
+
+    Args:
+        q1: Signal queries [B, H, Tq, d].
+        k1: Signal keys [B, Hkv, Tk, d]. Hkv divides H.
+        q2: Noise queries [B, Hn, Tq, d2]. Hn divides H.
+        k2: Noise keys [B, Hkv_n, Tk, d2]. Hkv_n divides Hn.
+        v: Values [B, Hkv, Tk, dv].
+        lam: A number, or a tensor that broadcasts to [B, H, Tq, 1].
+        normalise: Rows sum to 1. A row without a positive weight gives zeros.
+        causal: Mask the future. Aligned to the bottom right: the last query attends to every key.
+        mask: Broadcasts to [B, H, Tq, Tk]. Boolean (True: attend) or additive.
+        scale: Factor of the signal scores, default d**-0.5.
+        scale2: Factor of the noise scores, default d2**-0.5.
+
+    Returns:
+        The output [B, H, Tq, dv], in the dtype of `v`, also under autocast.
+
+    Raises:
+        ValueError: If shapes, dtypes or devices do not agree.
+    """
+    args = validate(q1, k1, q2, k2, v, _require(lam), None, mask, causal, scale, scale2)
+    difference = reference.combine(args, reference.maps(args))
+    return reference.apply(args, reference.rectify(difference, normalise))
+
+
 def attention(
     q: Tensor,
     k: Tensor,

@@ -35,7 +35,9 @@ def _softmax(args: Arguments, q: Tensor, k: Tensor, scale: float) -> Tensor:
     if args.sink is not None:
         column = args.sink[:, None, None].expand(*scores.shape[:-1], 1)
         return torch.softmax(torch.cat([scores, column], dim=-1), dim=-1)[..., :-1]
-    if attend is not None:  # a fully masked row gets finite scores, then zeros: no NaN gradients
+    every_row_attends = args.mask is None and args.q1.shape[2] <= args.k1.shape[2]
+    if attend is not None and not every_row_attends:
+        # a fully masked row gets finite scores, then zeros: no NaN gradients
         empty = ~attend.any(dim=-1, keepdim=True)
         scores = scores.masked_fill(empty, 0.0)
         return torch.softmax(scores, dim=-1).masked_fill(empty, 0.0)
@@ -48,7 +50,32 @@ def combine(args: Arguments, softmax_maps: list[Tensor]) -> Tensor:
     return signal if args.lam is None else signal - args.lam * softmax_maps[1]
 
 
+def rectify(A: Tensor, normalise: bool = False) -> Tensor:
+    """Set the negative weights of an attention map to zero.
+
+    Args:
+        A: Attention map [..., Tq, Tk], a difference of two.
+        normalise: Divide each row by its sum. A row without a positive weight stays zero, and so
+            does one whose positive weights sum to no more than the rounding error of a difference.
+
+    Returns:
+        max(A, 0), or max(A, 0) / sum(max(A, 0)), in the shape and dtype of `A`.
+    """
+    A = torch.relu(A)
+    if not normalise:
+        return A
+    total = A.sum(dim=-1, keepdim=True)
+    positive = total > torch.finfo(A.dtype).eps
+    return A * (positive / total.masked_fill(~positive, 1.0))
+
+
+def apply(args: Arguments, A: Tensor) -> Tensor:
+    """Return an attention map [B, H, Tq, Tk] applied to V: [B, H, Tq, dv], in the dtype of V."""
+    v = repeat_heads(args.v, args.q1.shape[1])
+    with without_autocast(v.device):
+        return (A @ v.to(A.dtype)).to(v.dtype)
+
+
 def forward(args: Arguments) -> Tensor:
     """Return the output [B, H, Tq, dv]."""
-    v = repeat_heads(args.v, args.q1.shape[1])
-    return (combine(args, maps(args)) @ v.to(statistics_dtype(v.dtype))).to(v.dtype)
+    return apply(args, combine(args, maps(args)))

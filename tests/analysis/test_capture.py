@@ -34,12 +34,13 @@ def test_rows_are_those_of_the_complete_maps(attention):
     complete = net(IDS, output_attentions=True, use_cache=False)
     got = capture(net, IDS, ROWS, hidden=True, outputs=True)
     assert len(got.layers) == net.config.num_hidden_layers
-    for layer, A in zip(got.layers, complete.attentions, strict=True):
+    layers = zip(net.model.attention_layers, got.layers, complete.attentions, strict=True)
+    for module, layer, A in layers:
         for b in range(2):
             want = A[b, :, ROWS[b]].float()
             torch.testing.assert_close(layer.difference[b], want, atol=1e-5, rtol=1e-4)
         if layer.noise is not None:
-            again = layer.signal - layer.lam * layer.noise
+            again = module.applied_map(layer.signal - layer.lam * layer.noise)
             torch.testing.assert_close(layer.difference, again, atol=1e-5, rtol=1e-4)
     want = complete.logits.gather(1, ROWS[..., None].expand(-1, -1, 64))
     torch.testing.assert_close(got.logits, want, atol=1e-5, rtol=1e-5)
@@ -148,6 +149,16 @@ def test_edits_that_change_nothing_change_no_logit(needle):
     assert not hasattr(net.model.attention_layers[1], "__wrapped__")
     again = flow.logit_change(net, ids, truth, lambda noise: noise, layer=1)
     assert torch.equal(same, again)
+
+
+@pytest.mark.parametrize("attention", ["rectified", "simplex"])
+def test_a_replaced_noise_map_is_rectified_too(attention, needle):
+    ids, truth = needle
+    net = model(attention, lam=0.8)
+    assert (capture(net, ids, "all").layers[1].difference == 0).sum() > 4 * 2 * 24 * 23 / 2
+    same = flow.logit_change(net, ids, truth, lambda noise: noise, layer=1)
+    assert float(same.abs().max()) < 1e-4
+    assert float(flow.logit_change(net, ids, truth, layer=1).abs().max()) > 1e-3
 
 
 def test_knocking_out_every_head_is_knocking_out_the_layer(needle):

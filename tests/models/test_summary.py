@@ -24,12 +24,12 @@ def test_parameters_by_part_add_up(name):
 def test_cache_bytes_are_those_of_a_real_cache(name):
     net = model(name, num_key_value_heads=4)
     summary = summarise(net.config, 10, torch.float32)
-    cache = net(token_ids(1, 13), use_cache=True).past_key_values
+    cache = net(token_ids(2, 13), use_cache=True).past_key_values
     kept = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    assert summary.cache_bytes * 13 == kept
+    assert summary.cache_bytes * 2 * 13 == kept
     assert summarise(net.config, 10, torch.bfloat16).cache_bytes * 2 == summary.cache_bytes
     states = [layer.recurrent_states[0] for layer in cache.layers if summary.state_bytes]
-    assert summary.state_bytes == sum(state.nbytes for state in states)
+    assert summary.state_bytes * 2 == sum(state.nbytes for state in states)
 
 
 def test_flops_of_standard_are_those_counted_by_hand():

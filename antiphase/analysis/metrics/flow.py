@@ -57,7 +57,7 @@ def edited(model: AntiphaseForCausalLM, edit: Edit, layer: int, head: int | None
         if head is not None:
             chosen = torch.arange(A2.shape[1], device=A2.device) == head
             A2 = torch.where(chosen[None, :, None, None], A2, maps["noise"])
-        A = maps["signal"] - maps["lam"] * A2
+        A = target.applied_map(maps["signal"] - maps["lam"] * A2)
         v = repeat_heads(heads.v, A.shape[1])
         return (A @ v.to(A.dtype)).to(heads.v.dtype)
 
