@@ -28,6 +28,7 @@ def show(
     require_one_of(("fp32", "bf16", "fp16"), dtype=dtype)
     from antiphase.models import cost_table
     from antiphase.models.summary import summarise
+    from antiphase.training.criterion import criterion_of
 
     output = Output(quiet=quiet, as_json=as_json)
     config = cost_table.find_config(target, attention)
@@ -38,6 +39,9 @@ def show(
     )
     content: dict[str, Any] = {"config": config.to_dict(), "context": context, "dtype": dtype}
     content["costs"] = summary
+    if (criterion := criterion_of(target)) is not None:
+        output.note(f"trained to a criterion: {criterion}")
+        content["criterion"] = criterion
     if every:
         found, unfit = cost_table.summarise_mechanisms(config, context, dtype)
         output.rows(

@@ -23,6 +23,7 @@ IGNORED = -100  # the label of a position without a target, as in torch.nn.funct
 SPLITS = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}  # tenths of the hash
 PAD, BOS = 0, 1
 _MAX_ATTEMPTS = 400
+_ROWS = 128  # sequences that are generated at once when an example needs several attempts
 
 
 class Role(IntEnum):
@@ -160,17 +161,25 @@ class Task(Dataset[dict[str, torch.Tensor]], ABC):
         wanted = np.asarray(indices, dtype=np.int64)
         T = self.length
         out = Examples(*(np.zeros((len(wanted), T), dtype=np.int64) for _ in range(4)))
-        missing = np.arange(len(wanted))
-        for attempt in range(_MAX_ATTEMPTS):
-            batch = self.generate(CounterRNG(self._key, wanted[missing], attempt))
+        missing, attempt = np.arange(len(wanted)), 0
+        while len(missing) and attempt < _MAX_ATTEMPTS:
+            # after the first attempt, many at once: small batches cost as much as larger ones
+            n = max(1, _ROWS // len(missing)) if attempt else 1
+            attempts = np.arange(attempt, min(attempt + n, _MAX_ATTEMPTS))
+            candidates = CounterRNG(
+                self._key, wanted[missing].repeat(len(attempts)), np.tile(attempts, len(missing))
+            )
+            batch = self.generate(candidates)
             tenth = row_hashes(self.split_key(batch.tokens)) % np.uint64(10)
-            accepted = np.isin(tenth, list(SPLITS[self.split]))
-            rows = missing[accepted]
+            accepted = np.isin(tenth, list(SPLITS[self.split])).reshape(len(missing), -1)
+            found = accepted.any(axis=1)
+            first = np.arange(len(missing)) * len(attempts) + accepted.argmax(axis=1)
             for field in fields(Examples):
-                getattr(out, field.name)[rows] = getattr(batch, field.name)[accepted]
-            missing = missing[~accepted]
-            if not len(missing):
-                return out
+                rows = getattr(batch, field.name)[first[found]]
+                getattr(out, field.name)[missing[found]] = rows
+            missing, attempt = missing[~found], attempt + len(attempts)
+        if not len(missing):
+            return out
         raise ValueError(
             f"{self.name}: no sequence of the {self.split!r} split in {_MAX_ATTEMPTS} attempts; "
             f"these options leave too few different sequences: {self.options}"

@@ -34,13 +34,16 @@ class CounterRNG:
     Args:
         key: what tells this dataset from others, from `hash_key`.
         indices: the examples' indices, [B].
-        attempt: 0 at first; another value gives other numbers to the same examples.
+        attempts: 0 at first; another value gives other numbers to the same example. One for all
+            examples, or one for each, [B].
     """
 
-    def __init__(self, key: np.uint64, indices: NDArray[np.int64], attempt: int = 0) -> None:
+    def __init__(
+        self, key: np.uint64, indices: NDArray[np.int64], attempts: NDArray[np.int64] | int = 0
+    ) -> None:
         self.key, self.size = key, len(indices)
         with np.errstate(over="ignore"):
-            counters = indices.astype(np.uint64) * _GOLDEN + np.uint64(attempt)
+            counters = indices.astype(np.uint64) * _GOLDEN + np.asarray(attempts, np.uint64)
             self._rows = splitmix64(splitmix64(counters) ^ key)[:, None]
 
     def uniform(self, stream: str, n: int) -> NDArray[np.float64]:

@@ -16,6 +16,7 @@ from antiphase.attention.parts import Lambda
 from antiphase.models import AntiphaseForCausalLM
 from antiphase.pretrained.dex import operators
 from antiphase.training.checkpoints import save_model_atomic, write_atomic
+from antiphase.training.criterion import CriterionTracker
 from antiphase.training.recipe import Recipe
 
 TIMED = ("tokens_per_second",)  # differ between runs that are otherwise the same
@@ -88,16 +89,21 @@ class Metrics(TrainerCallback):
 
 
 class Evaluations(TrainerCallback):
-    """Score the model on held-out examples every `evaluate_every` steps, and at the end."""
+    """Score the model on held-out examples every `evaluate_every` steps, and at the end.
+
+    A run to a criterion decays and ends as these scores decide.
+    """
 
     def __init__(
         self,
         recipe: Recipe,
         speed: Speed,
         score: Callable[[Any], dict[str, float]],
-        log: Callable[[dict[str, float]], None],
+        log: Callable[[dict[str, Any]], None],
+        criterion: CriterionTracker,
     ) -> None:
         self.recipe, self.speed, self.score, self.log = recipe, speed, score, log
+        self.criterion = criterion
 
     def on_step_end(
         self,
@@ -108,15 +114,18 @@ class Evaluations(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Score in every process, since a sharded model needs them all."""
-        if state.global_step % self.recipe.evaluate_every and (
-            state.global_step != self.recipe.steps
-        ):
+        step = state.global_step
+        if step % self.recipe.evaluate_every and step != self.criterion.end:
             return
         with self.speed.pause():
             scores = self.score(model)
         due = control.should_log
         self.log({f"held_out_{name}": value for name, value in scores.items()})
-        control.should_log = due  # our log must not count as the one that is due
+        if self.criterion.record(step, scores):
+            self.log({"criterion_step": self.criterion.step})
+        control.should_log = due  # our logs must not count as the one that is due
+        if step == self.criterion.end:
+            control.should_save = control.should_training_stop = True
 
 
 class Snapshots(TrainerCallback):

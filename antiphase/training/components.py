@@ -113,6 +113,7 @@ class Components:
         if os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true"):
             _reject_fsdp_on_cpu()
         _require_reporters(recipe)
+        _require_accuracy(recipe)
         set_up_machine(recipe)
         set_seed(recipe.seed)
         base = None if recipe.start is None else _load_start(recipe)
@@ -185,6 +186,14 @@ def _require_reporters(recipe: Recipe) -> None:
             INTEGRATION_TO_CALLBACK[name]()
         except (RuntimeError, ImportError) as error:
             raise ValueError(f"report: {name!r} needs its package ({error})") from error
+
+
+def _require_accuracy(recipe: Recipe) -> None:
+    if recipe.criterion is not None and recipe.task == LANGUAGE:
+        raise ValueError(
+            f"criterion: got {recipe.criterion}, an accuracy, but task {LANGUAGE!r} is scored by "
+            "its loss; leave out criterion, or train on a synthetic task"
+        )
 
 
 def _reject_fsdp_on_cpu() -> None:

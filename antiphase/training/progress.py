@@ -7,6 +7,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from antiphase.training.criterion import CriterionTracker
+
 SHOWN = {
     "loss": "loss",
     "held-out loss": "held_out_loss",
@@ -18,8 +20,8 @@ SHOWN = {
 class Progress(TrainerCallback):
     """A bar with loss, accuracy, speed and time left."""
 
-    def __init__(self, title: str, steps: int) -> None:
-        self.title, self.steps = title, steps
+    def __init__(self, title: str, criterion: CriterionTracker) -> None:
+        self.title, self.criterion = title, criterion
         self._latest: dict[str, Any] = {}
         self.bar = Bar(
             TextColumn("{task.description}"),
@@ -36,14 +38,14 @@ class Progress(TrainerCallback):
         """Show the bar, at the step from which the run starts or resumes."""
         self.bar.start()
         self.line = self.bar.add_task(
-            self.title, total=self.steps, completed=state.global_step, now=""
+            self.title, total=self.criterion.end, completed=state.global_step, now=""
         )
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Advance the bar."""
-        self.bar.update(self.line, completed=state.global_step)
+        self.bar.update(self.line, completed=state.global_step, total=self.criterion.end)
 
     def on_log(
         self,

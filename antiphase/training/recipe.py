@@ -60,6 +60,8 @@ class Recipe:
     warmup: float = 0.05  # fraction of the steps, or a number of steps
     final_lr: float = 0.04  # at the end, as a fraction of lr
     decay: float = 0.2  # wsd: fraction of the steps after warm-up in which the rate decays
+    criterion: float | None = None  # wsd: held-out accuracy, at two evaluations in a row, that
+    # begins the decay; the run ends with it, and `steps` is the most it takes
     # execution
     precision: str = "fp32"
     compile: bool = False
@@ -228,6 +230,13 @@ def _check(r: Recipe) -> None:
             raise ValueError(f"{name}: got {getattr(r, name)}, expected 0 to 1")
     if not 0 < r.lr < math.inf:
         raise ValueError(f"lr: got {r.lr}, expected a number above 0")
+    if r.criterion is not None and not 0 < r.criterion <= 1:
+        raise ValueError(f"criterion: got {r.criterion}, expected an accuracy above 0 and up to 1")
+    if r.criterion is not None and r.schedule != "wsd":
+        raise ValueError(
+            f"criterion: begins the decay of schedule wsd, got schedule {r.schedule!r}; set "
+            "schedule=wsd, or leave out criterion"
+        )
     if r.spike is not None and r.spike <= 1:
         raise ValueError(f"spike: got {r.spike}, expected more than 1 times the running mean")
     if r.batch_size % r.accumulate:

@@ -5,7 +5,8 @@ environment.json  machine and versions             checkpoints/   the last compl
 text.json         identity of the corpus           start.json     identity of a pretrained start
 snapshots/        attention maps at chosen steps   milestones/    weights at chosen steps
 model/            the trained model, to load       adapter/       of a method that has one
-README.md         the run's card                   curve.png, tensorboard/
+README.md         the run's card                   criterion.json  if it has one, how it was reached
+curve.png, tensorboard/
 """
 
 import contextlib
@@ -183,10 +184,12 @@ def _run(
     finally:
         stop.release()
         progress.bar.stop()
-    if trainer.state.global_step < recipe.steps:
+    if trainer.state.global_step < trainer.criterion.end:
         advice = f"resume with antiphase train --resume {folder}"
-        raise StoppedError(trainer.state.global_step, recipe.steps, advice)
+        raise StoppedError(trainer.state.global_step, trainer.criterion.end, advice)
     if _first_process():
+        if recipe.criterion is not None:
+            trainer.criterion.write_outcome(folder)
         _finish(recipe, components, folder)
     trainer.accelerator.wait_for_everyone()  # so that no process ends the group too early
     return folder
@@ -208,13 +211,14 @@ def _trainer(
     for callback in tuned.callbacks:  # first, so that the others see what they change
         trainer.add_callback(callback)
     trainer.add_callback(Metrics(folder, speed))
-    trainer.add_callback(Evaluations(recipe, speed, components.scorer(recipe), trainer.log))
+    score = components.scorer(recipe)
+    trainer.add_callback(Evaluations(recipe, speed, score, trainer.log, trainer.criterion))
     if recipe.snapshots:
         ids = torch.from_numpy(held_out.examples(range(4)).tokens)
         trainer.add_callback(Snapshots(recipe, folder, speed, ids))
     if recipe.milestones:
         trainer.add_callback(Milestones(recipe, folder, speed))
-    progress = Progress(recipe.title, recipe.steps)
+    progress = Progress(recipe.title, trainer.criterion)
     if not quiet and _first_process():
         trainer.add_callback(progress)
     stop = StopOnSignal(recipe.log_every)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphase.training.callbacks import read_metrics
+from antiphase.training.criterion import criterion_of
 from antiphase.training.recipe import Recipe
 
 CARD = "README.md"
@@ -39,11 +40,13 @@ def write_run_card(folder: Path, recipe: Recipe, *sections: str) -> None:
     scores = [f"| {name} | {value:.4g} |" for name, value in final_scores(folder).items()]
     fields = [f"| {name} | `{value}` |" for name, value in recipe.as_dict().items()]
     skipped = sum("skipped" in line for line in read_metrics(folder))
+    criterion = criterion_of(folder)
     drawn = draw_curves({folder.name: folder}, folder / "curve.png")
     parts = [
         f"# {recipe.title}",
-        f"Held-out scores at step {recipe.steps}:",
+        f"Held-out scores at step {recipe.steps if criterion is None else criterion.end}:",
         "\n".join(["| score | value |", "|---|---|", *scores]),
+        "" if criterion is None else f"Criterion: {criterion}.",
         f"**{skipped} steps were skipped** (`why` in metrics.jsonl)." if skipped else "",
         "![curve](curve.png)" if drawn else "",
         *sections,

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import Subset
 from transformers import TrainingArguments
 
 from antiphase.models import AntiphaseForCausalLM
 from antiphase.training.callbacks import Speed, lambdas
 from antiphase.training.checkpointed_trainer import CheckpointedTrainer
+from antiphase.training.criterion import CriterionTracker
 from antiphase.training.divergence import (
     DivergenceError,
     SpikeDetector,
@@ -85,9 +87,11 @@ class RunTrainer(CheckpointedTrainer):
     """
 
     lr_scheduler: LambdaLR | None
+    train_dataset: Any
 
     def __init__(self, recipe: Recipe, speed: Speed, **kwargs: Any) -> None:
         self.recipe, self.speed, self.spikes = recipe, speed, SpikeDetector(recipe.spike)
+        self.criterion = CriterionTracker(recipe)
         self._inputs: dict[str, Tensor] = {}  # of the step's first micro-batch without finite loss
         self._loss = 0.0  # and that loss
         self._skipped = 0  # consecutive steps
@@ -106,7 +110,8 @@ class RunTrainer(CheckpointedTrainer):
         """Return the recipe's schedule."""
         if self.lr_scheduler is None:
             self.lr_scheduler = LambdaLR(
-                optimizer or self.optimizer, lambda step: lr_factor(step, self.recipe)
+                optimizer or self.optimizer,
+                lambda step: lr_factor(step, self.recipe, self.criterion.decay_from),
             )
             self._created_lr_scheduler = True
         return self.lr_scheduler
@@ -187,10 +192,18 @@ class RunTrainer(CheckpointedTrainer):
             super()._save_checkpoint(model, trial)
 
     def add_to_checkpoint(self, folder: Path) -> None:
-        """Keep the running mean of the gradient norm, so that a resumed run finds equal spikes."""
+        """Keep what decides later steps: the mean gradient norm, and the criterion's state."""
         (folder / SPIKES).write_text(json.dumps([self.spikes.mean, self._skipped]))
+        if self.recipe.criterion is not None:
+            self.criterion.save_state(folder)
 
     def resume_from(self, checkpoint: Path) -> None:
-        """Train on from a checkpoint."""
+        """Train on from a checkpoint, which may be that of the run's last step."""
         self.spikes.mean, self._skipped = json.loads((checkpoint / SPIKES).read_text())
+        if self.recipe.criterion is not None:
+            self.criterion.load_state(checkpoint)
+            # no examples after an early end: the Trainer would take one more step from the last
+            self.args.max_steps = self.criterion.end
+            indices = range(self.criterion.end * self.recipe.batch_size)
+            self.train_dataset = Subset(self.train_dataset, indices)
         self.train(resume_from_checkpoint=str(checkpoint))
