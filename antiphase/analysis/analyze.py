@@ -1,6 +1,6 @@
 """All metrics of one model, per layer and head, on a synthetic task or on natural-language text."""
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,13 +8,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from antiphase.analysis.capture import CapturedMaps, LayerMaps, capture
+from antiphase.analysis.branch_rms import branch_rms
+from antiphase.analysis.capture import CapturedMaps, capture
 from antiphase.analysis.ground_truth import GroundTruth
-from antiphase.analysis.metrics import cancellation, rank, redundancy, sparsity
-from antiphase.analysis.metrics.allocation import allocation, signal_gain
+from antiphase.analysis.head_metrics import (
+    Values,
+    complete_ranks,
+    head_metrics,
+    head_ranks,
+    named_maps,
+    spectra,
+)
+from antiphase.analysis.metrics import redundancy
+from antiphase.analysis.metrics.allocation import allocation
 from antiphase.analysis.metrics.dynamics import residual_cosine
 from antiphase.analysis.metrics.flow import attention_times_gradient, logit_change
-from antiphase.analysis.metrics.sinks import outliers, sink_mass
+from antiphase.analysis.metrics.sinks import outliers
+from antiphase.analysis.retrieval_heads import RetrievalHeads, retrieval_heads
 from antiphase.models import AntiphaseForCausalLM
 
 RANK_ROWS = 128  # at most this many rows of the lower left block, whose rank is taken
@@ -22,42 +32,31 @@ RANK_SEQUENCES = 4
 FLOW_SEQUENCES = 16
 DRAWN_TOKENS = 256  # of the first sequence, whose maps are drawn
 MAP_ELEMENTS = 2**25  # weights of captured maps, over all layers and heads, held at once
-
-Metric = Callable[[LayerMaps, GroundTruth], Tensor]
-
-# Each gives [B, h] or [B, h, n]. Metrics that need a second map or known answers come separately.
-ALWAYS: dict[str, Metric] = {
-    "mass on S": lambda m, t: sink_mass(m.difference, t),
-    "entropy": lambda m, t: sparsity.entropy(m.difference, t.visible),
-    "Gini": lambda m, t: sparsity.gini(m.difference, t.visible),
-    "Hoyer": lambda m, t: sparsity.hoyer(m.difference, t.visible),
-    "fraction > 1/T": lambda m, t: sparsity.fraction_above_uniform(m.difference, t.visible),
-    "negative mass": lambda m, t: sparsity.negative_mass(m.difference, t.visible),
-    "max weight": lambda m, t: sparsity.max_weight(m.difference, t.visible),
-    "outside [0, 1]": lambda m, t: sparsity.fraction_outside_simplex(m.difference, t.visible),
-}
-WITH_ANSWERS: dict[str, Metric] = {
-    "mass on R": lambda m, t: allocation(m.difference, t)["relevant"],
-    "mass on I": lambda m, t: allocation(m.difference, t)["irrelevant"],
-}
-WITH_NOISE_MAP: dict[str, Metric] = {
-    "lam": lambda m, t: _present(m.lam),
-    "optimal lam": lambda m, t: cancellation.optimal_weight(m.signal, _present(m.noise), t),
-    "corr(A1,A2) on I": lambda m, t: cancellation.correlation(
-        m.signal, _present(m.noise), t.irrelevant
-    ),
-    "corr on I, null": lambda m, t: cancellation.correlation(
-        m.signal, cancellation.from_another_head(_present(m.noise)), t.irrelevant
-    ),
-}
-WITH_BOTH: dict[str, Metric] = {
-    "corr(A1,A2) on R": lambda m, t: cancellation.correlation(
-        m.signal, _present(m.noise), t.relevant
-    ),
-    "CMRR, dB": lambda m, t: cancellation.rejection(m.signal, m.difference, t),
-    "signal gain": lambda m, t: signal_gain(m.difference, m.signal, t),
-}
 MAXIMA = ("attention logit max", "hidden state max")  # of several batches the largest counts
+MEDIANS = (
+    "optimal lam",
+    "signal gain",
+)  # ratios that grow without bound if A2 on I, A1 on R vanish
+DEPTH_BINS = 5
+
+Row = dict[str, float]
+
+
+@dataclass
+class DrawnSequence:
+    """The sequence whose maps are drawn: the first of the batch, up to `DRAWN_TOKENS`.
+
+    Attributes:
+        tokens: token strings, [T].
+        maps: the complete maps per layer, by name: [h, T, T] each.
+        row: the last row that predicts an answer; None without one.
+        relevant: positions of R of that row.
+    """
+
+    tokens: list[str]
+    maps: list[dict[str, Any]]
+    row: int | None = None
+    relevant: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -67,108 +66,172 @@ class Analysis:
     Attributes:
         model: name of the attention mechanism, or the class of a foreign model.
         heads: one row per head: `layer`, `head`, then metrics by name.
-        layers: one row per layer: ranks, redundancy, outliers.
+        layers: one row per layer: redundancy, outliers, flow.
+        branches: one row per layer: RMS of both branches and of their streams; only of our models.
+        retrieval: the retrieval heads; None where no answers are known.
+        retrieval_means: the metrics of `heads`, averaged over the retrieval heads of each layer
+            (None in a layer without), and of the complete model as the last entry.
         singular_values: per layer, by name of the map, largest first.
-        mass_by_depth: (depth of the answer, fraction of |A| on R), over all heads and layers.
-        maps: the complete maps of the first sequence's start, per layer, by name: [h, T, T] each.
+        mass_by_depth: (depth of the answer, fraction of |A| on R), over `all heads` and over the
+            `retrieval heads`.
+        drawn: the first sequence with its complete maps.
     """
 
     model: str
-    heads: list[dict[str, float]]
-    layers: list[dict[str, float]]
+    heads: list[Row]
+    layers: list[Row]
+    branches: list[Row] = field(default_factory=list)
+    retrieval: RetrievalHeads | None = None
+    retrieval_means: list[Row | None] = field(default_factory=list)
     singular_values: list[dict[str, list[float]]] = field(default_factory=list)
-    mass_by_depth: list[tuple[float, float]] = field(default_factory=list)
-    maps: list[dict[str, Any]] = field(default_factory=list)
+    mass_by_depth: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    drawn: DrawnSequence | None = None
+
+    def is_retrieval_head(self, layer: float, head: float) -> bool:
+        """Return whether a head retrieves; False where it is not known."""
+        return self.retrieval is not None and bool(self.retrieval.layers[int(layer)][int(head)])
 
     def as_json(self) -> dict[str, Any]:
         """Return the metrics as plain JSON types, without the maps."""
-        return {
+        found: dict[str, Any] = {
             "model": self.model,
             "heads": self.heads,
             "layers": self.layers,
+            "branches": self.branches,
             "singular_values": self.singular_values,
-            "mass_on_R_by_depth": self.mass_by_depth,
+            "mass_on_R_by_depth": {
+                name: [list(point) for point in points]
+                for name, points in self.mass_by_depth.items()
+            },
         }
+        if self.retrieval is not None:
+            *by_layer, total = self.retrieval_means
+            found["retrieval_heads"] = {
+                "layers": [mask.nonzero()[:, 0].tolist() for mask in self.retrieval.layers],
+                "largest_mass_on_R": self.retrieval.largest,
+                "uniform_mass_on_R": self.retrieval.uniform,
+                "means_by_layer": by_layer,
+                "means": total,
+            }
+        return found
 
 
-def analyze(model: Any, ids: Tensor, truth: GroundTruth) -> Analysis:
+def analyze(
+    model: Any,
+    ids: Tensor,
+    truth: GroundTruth,
+    *,
+    validation: tuple[Tensor, GroundTruth] | None = None,
+    tokens: list[str] | None = None,
+) -> Analysis:
     """Measure every metric that the model's maps on these sequences allow.
 
     Args:
         model: any model that `capture` takes.
         ids: token ids, [B, T].
         truth: the rows to capture, and what their keys are.
+        validation: other sequences with known answers, on which the retrieval heads are chosen.
+        tokens: token strings of the first sequence, for figures; default: the ids.
 
     Returns:
-        Metrics as means over sequences and rows. Metrics of A2 are left out for models with one map
-        per head, metrics of R where no answers are known.
+        Metrics as means over sequences and rows (`MEDIANS`: medians over sequences). Metrics of A2
+        are left out for models with one map per head, metrics of R where no answers are known.
     """
-    name = getattr(model.config, "attention", type(model).__name__)
-    heads, layers, on_answer = [], [], []
-    batches = torch.arange(len(ids)).split(_sequences_at_once(model, truth))
+    answers = bool(truth.relevant.any())
+    at_once = _sequences_at_once(model, truth)
+    by_head: list[list[Values]] = []
+    by_layer: list[list[Row]] = []
+    on_answer = []
+    batches = torch.arange(len(ids)).split(at_once)
     for batch in batches:
         part = truth.select(batch)
         captured = capture(model, ids[batch], part.rows, hidden=True, scores=True, outputs=True)
-        heads.append(_by_head(captured, part))
-        layers.append(_by_layer(captured))
-        on_answer.append(_mass_on_answer(captured, part))
-    ranks, singular = [], []
-    for sequence in ids[:RANK_SEQUENCES].split(1):
-        block = capture(model, sequence, _block_rows(sequence))
-        ranks.append([_ranks(m) for m in block.layers])
-        singular.append([_singular_values(m) for m in block.layers])
-    sizes = [len(batch) for batch in batches]
-    by_layer = zip(_merged(layers, sizes), _merged(ranks, [1] * len(ranks)), strict=True)
-    found = Analysis(str(name), _merged(heads, sizes), [row | more for row, more in by_layer])
-    for same_layer in zip(*singular, strict=True):
-        found.singular_values.append(
-            {n: np.mean([s[n] for s in same_layer], axis=0).tolist() for n in same_layer[0]}
-        )
-    if bool(truth.relevant.any()):
-        found.mass_by_depth = _by_depth(torch.cat(on_answer), truth)
+        by_head.append([head_metrics(m, part, answers=answers) for m in captured.layers])
+        by_layer.append(_by_layer(captured))
+        masses = [allocation(m.difference, part)["relevant"] for m in captured.layers]
+        on_answer.append(torch.cat(masses, dim=1))  # [B, heads of all layers, n]
+    values = [_concatenated(same) for same in zip(*by_head, strict=True)]
+    layers = _merged(by_layer, [len(batch) for batch in batches])
     if isinstance(model, AntiphaseForCausalLM) and ids.shape[1] <= DRAWN_TOKENS:
         first = torch.arange(len(ids))[:FLOW_SEQUENCES]
-        _add_flow(found, model, ids[first], truth.select(first))
+        _add_flow(values, layers, model, ids[first], truth.select(first))
+    singular = _add_ranks(values, model, ids[:RANK_SEQUENCES])
     complete = capture(model, ids[:1, :DRAWN_TOKENS], "all")
-    found.maps = [{n: A[0].numpy() for n, A in named_maps(m).items()} for m in complete.layers]
-    return found
+    for found, m in zip(values, complete.layers, strict=True):
+        found |= complete_ranks(m)
+    analysis = Analysis(
+        str(getattr(model.config, "attention", type(model).__name__)),
+        _head_rows(values),
+        layers,
+        singular_values=singular,
+        drawn=_drawn(complete, ids, truth, tokens),
+    )
+    if isinstance(model, AntiphaseForCausalLM):
+        analysis.branches = _branches(model, ids[:at_once])
+    if answers:
+        analysis.mass_by_depth["all heads"] = _by_depth(torch.cat(on_answer).mean(1), truth)
+    if answers and validation is not None:
+        first = torch.arange(len(validation[0]))[:at_once]
+        where = validation[1].select(first)
+        chosen = retrieval_heads(capture(model, validation[0][first], where.rows), where)
+        analysis.retrieval = chosen
+        analysis.retrieval_means = _retrieval_means(values, chosen)
+        if chosen.largest > 0:
+            mass = torch.cat(on_answer)[:, torch.cat(chosen.layers)].mean(1)
+            analysis.mass_by_depth["retrieval heads"] = _by_depth(mass, truth)
+    return analysis
 
 
-def named_maps(m: LayerMaps) -> dict[str, Tensor]:
-    """Return the maps of a layer under the names that tables and figures use."""
-    if m.noise is None:
-        return {"A": m.difference}
-    return {"A1": m.signal, "A2": m.noise, "A1 - lam A2": m.difference}
+def _add_ranks(values: list[Values], model: Any, ids: Tensor) -> list[dict[str, list[float]]]:
+    """Add the ranks of each head; return the singular values of each layer, means over heads."""
+    by_sequence = [
+        [spectra(m) for m in capture(model, sequence, _block_rows(sequence)).layers]
+        for sequence in ids.split(1)
+    ]
+    by_layer = [_concatenated(same) for same in zip(*by_sequence, strict=True)]
+    for found, s in zip(values, by_layer, strict=True):
+        found |= head_ranks(s)
+    return [{name: s.mean((0, 1)).tolist() for name, s in layer.items()} for layer in by_layer]
 
 
 def _add_flow(
-    found: Analysis, model: AntiphaseForCausalLM, ids: Tensor, truth: GroundTruth
+    values: list[Values],
+    layers: list[Row],
+    model: AntiphaseForCausalLM,
+    ids: Tensor,
+    truth: GroundTruth,
 ) -> None:
     """Add what needs complete maps: how the answer's logit depends on them, and on A2."""
-    noise = "lam" in found.heads[0]
+    noise = "lam" in values[0]
     answers = bool(truth.relevant.any())
     if answers:
-        for row, fraction in zip(
-            found.layers, attention_times_gradient(model, ids, truth), strict=True
-        ):
+        for row, fraction in zip(layers, attention_times_gradient(model, ids, truth), strict=True):
             row["attention x gradient on R"] = float(fraction.mean())
     if noise:
-        for row, cosine in zip(found.layers, residual_cosine(model, ids), strict=True):
+        for row, cosine in zip(layers, residual_cosine(model, ids), strict=True):
             row["cos(noise term, residual)"] = float(cosine.mean())
     if noise and answers:
-        for row in found.heads:
-            layer, head = int(row["layer"]), int(row["head"])
-            lost = logit_change(model, ids, truth, layer=layer, head=head)
-            row["logit drop, no A2"] = float(lost.mean())
+        for layer, found in enumerate(values):
+            lost = [
+                logit_change(model, ids, truth, layer=layer, head=head).mean(1)
+                for head in range(found["lam"].shape[1])
+            ]
+            found["logit drop, no A2"] = torch.stack(lost, dim=1)
 
 
 def _sequences_at_once(model: Any, truth: GroundTruth) -> int:
-    """Return how many sequences' maps fit into MAP_ELEMENTS."""
+    """Return how many sequences' maps fit into MAP_ELEMENTS, of those that there are."""
     layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
-    return max(1, MAP_ELEMENTS // (layers * heads * truth.relevant[0].numel()))
+    fitting = MAP_ELEMENTS // (layers * heads * truth.relevant[0].numel())
+    return min(max(1, fitting), len(truth.rows))
 
 
-def _merged(parts: list[list[dict[str, float]]], sizes: list[int]) -> list[dict[str, float]]:
+def _concatenated(parts: tuple[Values, ...]) -> Values:
+    """Return the metrics of several batches as those of one."""
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _merged(parts: list[list[Row]], sizes: list[int]) -> list[Row]:
     """Return the rows' means over batches, weighted by their sizes; of maxima the largest."""
     merged = []
     for same in zip(*parts, strict=True):
@@ -183,26 +246,41 @@ def _merged(parts: list[list[dict[str, float]]], sizes: list[int]) -> list[dict[
     return merged
 
 
-def _by_head(captured: CapturedMaps, truth: GroundTruth) -> list[dict[str, float]]:
+def _head_rows(values: list[Values]) -> list[Row]:
+    """Return one row per head; metrics that no sequence defines are left out."""
     rows = []
-    answers = bool(truth.relevant.any())
-    for layer, m in enumerate(captured.layers):
-        metrics = dict(WITH_ANSWERS) if answers else {}
-        metrics |= ALWAYS
-        if m.noise is not None:
-            metrics |= WITH_NOISE_MAP | (WITH_BOTH if answers else {})
-        values = {name: metric(m, truth) for name, metric in metrics.items()}
-        for head in range(m.signal.shape[1]):
-            row: dict[str, float] = {"layer": layer, "head": head}
-            row |= {name: float(v[:, head].double().mean()) for name, v in values.items()}
-            rows.append(row)
+    for layer, found in enumerate(values):
+        means = {name: _over_sequences(name, v) for name, v in found.items()}
+        for head in range(len(means["entropy"])):
+            row: Row = {name: float(mean[head]) for name, mean in means.items()}
+            row = {name: value for name, value in row.items() if not math.isnan(value)}
+            rows.append({"layer": layer, "head": head} | row)
     return rows
 
 
-def _by_layer(captured: CapturedMaps) -> list[dict[str, float]]:
+def _over_sequences(name: str, values: Tensor) -> Tensor:
+    """Return the mean of a metric [B, ...] over sequences, of some the median; NaN is left out."""
+    return values.nanmedian(0).values if name in MEDIANS else values.nanmean(0)
+
+
+def _retrieval_means(values: list[Values], chosen: RetrievalHeads) -> list[Row | None]:
+    """Return the metrics over the retrieval heads of each layer, and of the complete model."""
+    by_layer = [
+        {name: chosen.layer_mean(v, layer) for name, v in found.items()}
+        for layer, found in enumerate(values)
+    ]
+    total = {name: chosen.model_mean([found[name] for found in values]) for name in values[0]}
+    rows = []
+    for means in [*by_layer, total]:
+        row = {n: float(_over_sequences(n, v)) for n, v in means.items() if v is not None}
+        rows.append({n: v for n, v in row.items() if not math.isnan(v)} or None)
+    return rows
+
+
+def _by_layer(captured: CapturedMaps) -> list[Row]:
     rows = []
     for layer, m in enumerate(captured.layers):
-        row: dict[str, float] = {"layer": layer}
+        row: Row = {"layer": layer}
         row["head cosine distance"] = float(redundancy.cosine_distance(m.difference).mean())
         if m.outputs is not None:
             row["head output CKA"] = redundancy.cka(m.outputs)
@@ -217,38 +295,45 @@ def _by_layer(captured: CapturedMaps) -> list[dict[str, float]]:
     return rows
 
 
-def _ranks(m: LayerMaps) -> dict[str, float]:
-    found = {
-        f"effective rank, {n}": float(rank.effective_rank(_block(A)).mean())
-        for n, A in named_maps(m).items()
-    }
-    if m.noise is not None:
-        noise = _block(m.noise)
-        found["participation ratio, A2"] = float(rank.participation_ratio(noise).mean())
-        found["rank at 90% energy, A2"] = float(rank.energy_rank(noise).mean())
-    return found
+def _branches(model: AntiphaseForCausalLM, ids: Tensor) -> list[Row]:
+    return [
+        {
+            "layer": layer,
+            "attention / stream": rms.attention_ratio,
+            "feed-forward / stream": rms.feed_forward_ratio,
+            "attention": rms.attention,
+            "stream before attention": rms.attention_stream,
+            "feed-forward": rms.feed_forward,
+            "stream before feed-forward": rms.feed_forward_stream,
+        }
+        for layer, rms in enumerate(branch_rms(model, ids))
+    ]
 
 
-def _singular_values(m: LayerMaps) -> dict[str, Any]:
-    return {
-        n: rank.singular_values(_block(A)).mean((0, 1)).numpy() for n, A in named_maps(m).items()
-    }
-
-
-def _mass_on_answer(captured: CapturedMaps, truth: GroundTruth) -> Tensor:
-    """Return the fraction of |A| on R per sequence and row, over all heads and layers, [B, n]."""
-    found = [allocation(m.difference, truth)["relevant"].mean(1) for m in captured.layers]
-    return torch.stack(found).mean(0)
-
-
-def _by_depth(mass: Tensor, truth: GroundTruth, bins: int = 5) -> list[tuple[float, float]]:
+def _by_depth(mass: Tensor, truth: GroundTruth) -> list[tuple[float, float]]:
     """Return the mean mass [B, n] in each bin of the answer's depth that is not empty."""
     found = []
-    for i in range(bins):
-        inside = (truth.depth >= i / bins) & (truth.depth < (i + 1) / bins)
+    answered = truth.relevant.any(-1)
+    for i in range(DEPTH_BINS):
+        depth = truth.depth * DEPTH_BINS
+        inside = answered & (depth >= i) & (depth < i + 1)
         if bool(inside.any()):
-            found.append(((i + 0.5) / bins, float(mass[inside].mean())))
+            found.append(((i + 0.5) / DEPTH_BINS, float(mass[inside].mean())))
     return found
+
+
+def _drawn(
+    complete: CapturedMaps, ids: Tensor, truth: GroundTruth, tokens: list[str] | None
+) -> DrawnSequence:
+    maps = [{n: A[0].numpy() for n, A in named_maps(m).items()} for m in complete.layers]
+    names = tokens if tokens is not None else [str(i) for i in ids[0].tolist()]
+    drawn = DrawnSequence(names[:DRAWN_TOKENS], maps)
+    answered = truth.relevant[0].any(-1) & (truth.rows[0] < DRAWN_TOKENS)
+    if bool(answered.any()):
+        last = int(answered.nonzero()[-1])
+        drawn.row = int(truth.rows[0, last])
+        drawn.relevant = truth.relevant[0, last].nonzero()[:, 0].tolist()
+    return drawn
 
 
 def _block_rows(ids: Tensor) -> Tensor:
@@ -256,13 +341,3 @@ def _block_rows(ids: Tensor) -> Tensor:
     T = ids.shape[1]
     places = torch.linspace(T // 2, T - 1, min(RANK_ROWS, T - T // 2)).round().long()
     return places.expand(len(ids), -1)
-
-
-def _block(A: Tensor) -> Tensor:
-    """Return the columns < T/2 of such rows, in fp64."""
-    return A[..., : A.shape[-1] // 2].double()
-
-
-def _present(t: Tensor | None) -> Tensor:
-    assert t is not None
-    return t

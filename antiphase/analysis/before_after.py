@@ -112,7 +112,7 @@ def _answer(model: Any, question: Question) -> dict[str, float]:
     relevant = torch.zeros(T, dtype=torch.bool)
     relevant[question.relevant] = True
     sink = positions == 0
-    irrelevant = (positions <= question.row) & ~relevant & ~sink
+    irrelevant = (positions < question.row) & ~relevant & ~sink  # without the row's own
     truth = GroundTruth(
         rows=torch.tensor([[question.row]]),
         relevant=relevant[None, None],

@@ -21,12 +21,24 @@ TEXT_ROWS = 64  # rows captured of a sequence of natural-language text, at its e
 
 @dataclass
 class AnalysisTarget:
-    """A model with token sequences [B, T], and where its attention should go."""
+    """A model with token sequences, and where its attention should go.
+
+    Attributes:
+        title: the name that the user gave.
+        model: the model, for inference.
+        ids: token ids, [B, T].
+        truth: the rows to look at, and what their keys are.
+        tokens: token strings of the first sequence, [T].
+        validation: other sequences of the task and their ground truth, to choose the retrieval
+            heads on; None for text.
+    """
 
     title: str
     model: Any
     ids: Tensor
     truth: GroundTruth
+    tokens: list[str]
+    validation: tuple[Tensor, GroundTruth] | None = None
 
 
 def load_target(
@@ -60,24 +72,31 @@ def load_target(
             f"--task {task}: {name} is analysed on text, which has no synthetic task; leave it out"
         )
     if text is not None or foreign:
-        ids = _tokenized(folder, text or ["stdlib"], sequences, length or 512)
-        return AnalysisTarget(name, model, ids, without_answers(ids, TEXT_ROWS))
+        return _text_target(name, model, folder, text or ["stdlib"], sequences, length or 512)
     kind, options = task or "needle", {}
     if recipe is not None:
         if recipe.task == "language":
-            ids = _tokenized(folder, ["stdlib"], sequences, length or 256)
-            return AnalysisTarget(name, model, ids, without_answers(ids, TEXT_ROWS))
+            return _text_target(name, model, folder, ["stdlib"], sequences, length or 256)
         if task in (None, recipe.task):
             kind, options = recipe.task, dict(recipe.task_options)
     if length is not None:
         options["length"] = length
-    examples = task_of(kind)(split="test", size=sequences, **options).examples(range(sequences))
+    dataset = task_of(kind)(split="test", size=sequences, **options)
+    examples = dataset.examples(range(sequences))
     if examples.tokens.max() >= model.config.vocab_size:
         raise ValueError(
             f"{name}: has a vocabulary of {model.config.vocab_size}, the task {kind} uses "
             f"{examples.tokens.max() + 1}; give the run that trained it, or --text"
         )
-    return AnalysisTarget(name, model, torch.from_numpy(examples.tokens), ground_truth(examples))
+    others = task_of(kind)(split="validation", size=sequences, **options).examples(range(sequences))
+    return AnalysisTarget(
+        name,
+        model,
+        torch.from_numpy(examples.tokens),
+        ground_truth(examples),
+        [dataset.id_to_token[token] for token in examples.tokens[0]],
+        (torch.from_numpy(others.tokens), ground_truth(others)),
+    )
 
 
 def training_recipe(folder: Path) -> Recipe | None:
@@ -86,7 +105,9 @@ def training_recipe(folder: Path) -> Recipe | None:
     return next((load_recipe(str(path)) for path in places if path.is_file()), None)
 
 
-def _tokenized(folder: Path, sources: list[str], sequences: int, length: int) -> Tensor:
+def _text_target(
+    name: str, model: Any, folder: Path, sources: list[str], sequences: int, length: int
+) -> AnalysisTarget:
     """Return natural-language text in sequences [B, T] of the model's own tokenizer."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -94,6 +115,13 @@ def _tokenized(folder: Path, sources: list[str], sequences: int, length: int) ->
         raise ValueError(
             f"{folder}: has no tokenizer, so it cannot be analysed on text ({error})"
         ) from error
+    ids = _tokenized(tokenizer, sources, sequences, length)
+    tokens = [tokenizer.decode([token]) for token in ids[0].tolist()]
+    return AnalysisTarget(name, model, ids, without_answers(ids, TEXT_ROWS), tokens)
+
+
+def _tokenized(tokenizer: Any, sources: list[str], sequences: int, length: int) -> Tensor:
+    """Return the text of the sources as token ids [B, T], with fewer sequences if it is short."""
     found: list[int] = []
     for document in documents(sources):
         found += tokenizer(document.text)["input_ids"]

@@ -63,7 +63,13 @@ def analyze(
     for name in [model] if model else list(shipped_models()):
         with output.progress.status(f"analyzing {name}"):
             target = load_target(name, text=text, task=task, sequences=sequences, length=length)
-            result = measure(target.model, target.ids, target.truth)
+            result = measure(
+                target.model,
+                target.ids,
+                target.truth,
+                validation=target.validation,
+                tokens=target.tokens,
+            )
         for table in tables(result, Path(name).name, output.console.width):
             output.table(table)
         folder = out / Path(name).name

@@ -125,8 +125,7 @@ def test_ground_truth_of_a_needle_sequence():
                 int(tokens[b, row]),
                 int(tokens[b, row + 1]),
             }
-            visible = truth.relevant[b, n] | truth.sink[b, n] | truth.irrelevant[b, n]
-            assert visible.tolist() == (torch.arange(32) <= row).tolist()
+            assert truth.own[b, n].nonzero()[:, 0].tolist() == [row]
     assert ground_truth(batch, last=1).rows.tolist() == [[30]] * 6
 
 

@@ -17,14 +17,16 @@ from antiphase.analysis.metrics import (
 from antiphase.analysis.metrics.sinks import outliers, sink_mass
 
 T = 10
+MANY = 512  # sequences, so that the mean of a null is near 0
 
 
 def truth(relevant=(3, 4), B=1):
-    """Return one row with 10 visible keys: the first a sink, two relevant."""
+    """Return one row with 10 visible keys: the first a sink, two relevant, the last the query."""
     kinds = torch.zeros(3, T, dtype=torch.bool)
     kinds[0, list(relevant)] = True
     kinds[1, 0] = True
     kinds[2] = ~(kinds[0] | kinds[1])
+    kinds[2, T - 1] = False
     R, S, I = (k.expand(B, 1, T) for k in kinds)  # noqa: E741
     return GroundTruth(torch.full((B, 1), T - 1), R, S, I, torch.zeros(B, 1))
 
@@ -42,11 +44,12 @@ def test_allocation_of_known_rows():
     found = allocation.allocation(UNIFORM, truth())
     assert float(found["relevant"]) == pytest.approx(0.2)
     assert float(found["sink"]) == pytest.approx(0.1)
-    assert float(found["irrelevant"]) == pytest.approx(0.7)
+    assert float(found["irrelevant"]) == pytest.approx(0.6)
+    assert float(found["own"]) == pytest.approx(0.1)
     assert float(allocation.allocation(ONE_HOT, truth())["relevant"]) == 1
-    signed = row(-1, 0, 0, 2, 0, 0, 0, 0, 0, -1)
+    signed = row(-1, 0, 0, 4, 0, 0, 0, -1, 0, -2)
     found = allocation.allocation(signed, truth())
-    assert [float(v) for v in found.values()] == pytest.approx([0.5, 0.25, 0.25])
+    assert [float(v) for v in found.values()] == pytest.approx([0.5, 0.125, 0.125, 0.25])
     assert float(allocation.allocation(torch.zeros_like(UNIFORM), truth())["sink"]) == 0
 
 
@@ -55,6 +58,21 @@ def test_signal_gain_is_relative():
     assert float(allocation.signal_gain(signal, signal, truth())) == pytest.approx(0)
     better = row(0, 0, 0, 0.2, 0.2, 0.1, 0, 0, 0, 0)  # 0.8 of its mass where 0.2 was
     assert float(allocation.signal_gain(better, signal, truth())) == pytest.approx(3.0)
+    nothing = torch.zeros_like(signal)
+    assert bool(allocation.signal_gain(signal, nothing, truth()).isnan())
+
+
+def test_signal_gain_is_pooled_over_rows():
+    """A row with almost no A1 on R must not decide the gain of the sequence."""
+    t = truth()
+    two = GroundTruth(*(x.expand(-1, 2, *x.shape[2:]) for x in vars(t).values()))
+    strong = row(0.5, 0, 0, 0.25, 0.25, 0, 0, 0, 0, 0)
+    weak = row(1 - 1e-6, 0, 0, 1e-6, 0, 0, 0, 0, 0, 0)
+    signal = torch.cat([strong, weak], 2)
+    better = torch.cat([ONE_HOT, row(0.9, 0, 0, 0.1, 0, 0, 0, 0, 0, 0)], 2)
+    found = allocation.signal_gain(better, signal, two)
+    assert found.shape == (1, 1)
+    assert float(found) == pytest.approx(1.1 / 0.5 - 1, rel=1e-4)
 
 
 def test_two_equal_maps_agree_and_are_removed_at_weight_one():
@@ -66,7 +84,7 @@ def test_two_equal_maps_agree_and_are_removed_at_weight_one():
     assert torch.allclose(cancellation.optimal_weight(A1, A1, t), torch.ones(2, 3).double())
 
 
-def shared_noise(seed=0, common=1.0, B=64):
+def shared_noise(seed=0, common=1.0, B=MANY):
     """Return two maps of one row with a fraction `common` of noise in common; one has a signal."""
     g = torch.Generator().manual_seed(seed)
     noise, own = torch.randn(2, B, 2, 1, T, generator=g, dtype=torch.double)
@@ -77,7 +95,7 @@ def shared_noise(seed=0, common=1.0, B=64):
 
 
 def test_shared_noise_and_separate_signal_cancel():
-    t = truth(B=64)
+    t = truth(B=MANY)
     A1, A2 = shared_noise()
     lam = cancellation.optimal_weight(A1, A2, t)[..., None, None]
     rejected = cancellation.rejection(A1, A1 - lam * A2, t)
@@ -100,16 +118,70 @@ def test_rows_of_other_lengths_do_not_make_maps_agree():
 
 
 def test_separate_noise_does_not_cancel():
-    t = truth(B=64)
+    t = truth(B=MANY)
     A1, A2 = shared_noise(common=0.0)
     lam = cancellation.optimal_weight(A1, A2, t)[..., None, None]
     assert float(cancellation.rejection(A1, A1 - lam * A2, t).median()) < 10
     assert abs(float(cancellation.correlation(A1, A2, t.irrelevant).mean())) < 0.1
 
 
+def test_rejection_in_decibels_of_a_planted_row():
+    """R keeps half of its weight, I a twentieth; the sink and the query do not count."""
+    signal = row(0.1, 0.1, 0, 0.2, 0.2, 0.1, 0.1, 0, 0, 0.2)
+    kept = row(9, -0.005, 0, 0.1, -0.1, 0.005, -0.005, 0, 0, -9)
+    assert float(cancellation.rejection(signal, kept, truth())) == pytest.approx(20)
+    only_sink = row(1, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    assert bool(cancellation.rejection(only_sink, kept, truth()).isnan())
+
+
+def test_the_optimal_weight_does_not_look_at_the_query_or_the_sink():
+    A1 = row(0.3, 0.04, 0.06, 0.2, 0.1, 0, 0, 0, 0, 0.3)
+    A2 = row(0.1, 0.08, 0.12, 0.0, 0.0, 0, 0, 0, 0, 0.7)
+    assert float(cancellation.optimal_weight(A1, A2, truth())) == pytest.approx(0.5)
+
+
+def test_nulls_take_the_noise_map_of_another_head_and_of_another_example():
+    t = truth(B=MANY)
+    A1, A2 = shared_noise()
+    for null in (cancellation.from_another_head(A2), cancellation.from_another_example(A2)):
+        assert not torch.equal(null, A2)
+        assert abs(float(cancellation.correlation(A1, null, t.irrelevant).mean())) < 0.1
+    assert torch.equal(cancellation.from_another_example(A2)[1], A2[0])
+    assert torch.equal(cancellation.from_another_head(A2)[:, 1], A2[:, 0])
+    with pytest.raises(ValueError, match="the layer has 1 head, expected at least 2"):
+        cancellation.from_another_head(A2[:, :1])
+    with pytest.raises(ValueError, match="the batch has 1 sequence, expected at least 2"):
+        cancellation.from_another_example(A2[:1])
+
+
+def test_another_example_is_compared_where_both_rows_see():
+    """Unrelated maps whose rows are at 30 and at 60: unseen keys must not make them disagree."""
+    g = torch.Generator().manual_seed(0)
+    rows = torch.tensor([[29], [59]]).repeat(32, 1)
+    nothing = torch.zeros(64, 1, 60, dtype=torch.bool)
+    irrelevant = torch.arange(60) < rows[..., None]
+    t = GroundTruth(rows, nothing, nothing, irrelevant, torch.zeros(64, 1))
+    hidden = ~t.visible[:, None]
+    A1, A2 = (
+        torch.randn(64, 1, 1, 60, generator=g).masked_fill(hidden, -torch.inf).softmax(-1)
+        for _ in range(2)
+    )
+    both = cancellation.visible_in_both(t.irrelevant, t)
+    assert both.sum(-1).unique().tolist() == [29, 30]
+    found = cancellation.correlation(A1, cancellation.from_another_example(A2), both)
+    assert abs(float(found.mean())) < 0.1
+    assert float(found.abs().max()) < 0.8
+
+
+def test_a_correlation_without_two_positions_is_undefined():
+    A = torch.rand(2, 1, 1, T, dtype=torch.double).softmax(-1)
+    one = torch.arange(T) == torch.tensor([[[3]], [[4]]])
+    assert bool(cancellation.correlation(A, A, one).isnan().all())
+
+
 def test_no_subtraction_is_no_rejection():
     A1, _ = shared_noise()
-    assert float(cancellation.rejection(A1, A1, truth(B=64)).abs().max()) < 1e-9
+    assert float(cancellation.rejection(A1, A1, truth(B=MANY)).abs().max()) < 1e-9
 
 
 def test_divergence_of_maps_with_nothing_in_common_is_one_bit():
@@ -128,12 +200,19 @@ def test_rank_by_construction(r):
     assert float(rank.effective_rank(A)) == pytest.approx(r)
     assert float(rank.participation_ratio(A)) == pytest.approx(r)
     assert float(rank.energy_rank(A, 1.0)) == r
+    found = rank.ranks_of_spectrum(rank.singular_values(A))
+    assert {name: round(float(value), 6) for name, value in found.items()} == {
+        "effective rank": r,
+        "participation ratio": r,
+        "rank at 90% energy": r,
+    }
     torch.testing.assert_close(rank.truncated(A, r), A)
     assert float((rank.truncated(A, r) - A).norm()) < 1e-9
 
 
 def test_rank_is_taken_where_causality_adds_none():
-    causal = torch.ones(16, 16).tril() / torch.arange(1, 17)[:, None]  # the running mean
+    causal = rank.uniform_causal(16)
+    assert causal[3, :5].tolist() == [0.25, 0.25, 0.25, 0.25, 0]
     assert float(rank.effective_rank(causal)) > 5
     assert float(rank.effective_rank(rank.lower_left(causal))) == pytest.approx(1.0)
     with pytest.raises(ValueError, match="expected the complete map"):

@@ -23,13 +23,13 @@ def rejection(signal: Tensor, difference: Tensor, truth: GroundTruth) -> Tensor:
         truth: which positions are R and I.
 
     Returns:
-        dB per sequence and head, [B, h].
+        dB per sequence and head, [B, h]; NaN where A1 has no weight on R or on I.
     """
     A, A1 = difference.abs().double(), signal.double()
-    kept = [
-        _total(A, where) / _total(A1, where).clamp_min(TINY)
-        for where in (truth.relevant, truth.irrelevant)
-    ]
+    kept = []
+    for where in (truth.relevant, truth.irrelevant):
+        before = _total(A1, where)
+        kept.append(_total(A, where) / before.masked_fill(before == 0, torch.nan))
     return 20 * torch.log10(kept[0].clamp_min(TINY) / kept[1].clamp_min(TINY))
 
 
@@ -45,14 +45,15 @@ def correlation(signal: Tensor, noise: Tensor, where: Tensor) -> Tensor:
         where: mask of key positions, [B, n, T].
 
     Returns:
-        One correlation per sequence and head, [B, h].
+        One correlation per sequence and head, [B, h]; NaN where no row has two such positions.
     """
     w = where[:, None].double()
     count = w.sum(-1, keepdim=True).clamp_min(1.0)
     logs = (A.double().clamp_min(TINY).log() for A in (signal, noise))
     x, y = (t - (t * w).sum(-1, keepdim=True) / count for t in logs)
     xy, xx, yy = ((p * q * w).sum((-1, -2)) for p, q in ((x, y), (x, x), (y, y)))
-    return xy / (xx * yy).sqrt().clamp_min(TINY)
+    defined = (where.sum(-1) > 1).any(-1)[:, None]
+    return (xy / (xx * yy).sqrt().clamp_min(TINY)).masked_fill(~defined, torch.nan)
 
 
 def disagreement(signal: Tensor, noise: Tensor, where: Tensor) -> Tensor:
@@ -82,8 +83,47 @@ def optimal_weight(signal: Tensor, noise: Tensor, truth: GroundTruth) -> Tensor:
 
 
 def from_another_head(noise: Tensor) -> Tensor:
-    """Return the null of agreement: A2 of the next head of the layer in place of each head's."""
+    """Return a null of agreement: A2 of the next head of the layer in place of each head's.
+
+    Args:
+        noise: A2, [B, h, n, T]. With four heads or more it is a fair null: two heads only swap.
+
+    Raises:
+        ValueError: the layer has one head.
+    """
+    if noise.shape[1] < 2:
+        raise ValueError(
+            "from_another_head: the layer has 1 head, expected at least 2; take A2 of another "
+            "example (from_another_example) as the null"
+        )
     return noise.roll(1, dims=1)
+
+
+def from_another_example(noise: Tensor) -> Tensor:
+    """Return a null of agreement: A2 of the previous sequence of the batch in place of each one's.
+
+    Its rows are those of the other sequence. Where they are at other positions than this one's,
+    compare the maps on `visible_in_both`.
+
+    Args:
+        noise: A2, [B, h, n, T].
+
+    Raises:
+        ValueError: the batch has one sequence.
+    """
+    if noise.shape[0] < 2:
+        raise ValueError("from_another_example: the batch has 1 sequence, expected at least 2")
+    return noise.roll(1, dims=0)
+
+
+def visible_in_both(where: Tensor, truth: GroundTruth) -> Tensor:
+    """Return the positions of a mask [B, n, T] that the row of the other sequence sees, too.
+
+    Args:
+        where: mask of key positions of each sequence, such as I.
+        truth: of the batch; the other sequence is that of `from_another_example`.
+    """
+    return where & truth.visible.roll(1, dims=0)
 
 
 def _total(A: Tensor, where: Tensor) -> Tensor:
