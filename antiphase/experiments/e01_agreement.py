@@ -3,81 +3,109 @@
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
+from antiphase.analysis.capture import LayerMaps
+from antiphase.analysis.ground_truth import GroundTruth
 from antiphase.analysis.metrics.cancellation import (
     correlation,
     disagreement,
     divergence,
+    from_another_example,
     from_another_head,
 )
 from antiphase.analysis.statistics import seed_interval
-from antiphase.experiments.arms import V1, V2
-from antiphase.experiments.experiment import Chart, Experiment, Measurement, Table, interval_row
-from antiphase.experiments.model_measurements import by_example, maps_on_task
+from antiphase.experiments.arms import STANDARD, V1, V2
+from antiphase.experiments.conditions import STRESS
+from antiphase.experiments.contests import learned_effects, noise_effect
+from antiphase.experiments.experiment import (
+    Cell,
+    Chart,
+    Experiment,
+    Measurement,
+    Table,
+    interval_row,
+)
+from antiphase.experiments.model_measurements import Numbers, in_layer, in_retrieval_heads
 from antiphase.experiments.trained_models import TrainedModel, TrainedModels
-from antiphase.experiments.verdicts import Effect, Prediction
+from antiphase.experiments.verdicts import Effect, Prediction, learned, noise
 
 Metric = Callable[[Tensor, Tensor, Tensor], Tensor]
-
+OTHER_HEAD, OTHER_EXAMPLE = "A2 of another head", "A2 of another example"
+NULLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "": lambda noise: noise,
+    OTHER_HEAD: from_another_head,
+    OTHER_EXAMPLE: from_another_example,
+}
 CORRELATION = "corr(log A1, log A2) on I"
-NULL = "null (A2 of another head)"
-ABOVE_NULL = Effect(CORRELATION, V1.name, versus=NULL)
+ABOVE_HEAD = Effect(CORRELATION, V1.name, versus=OTHER_HEAD)
+ABOVE_EXAMPLE = Effect(CORRELATION, V1.name, versus=OTHER_EXAMPLE)
 NOISE_OVER_SIGNAL = Effect(f"{CORRELATION} minus on R", V1.name)
+GATES = (learned(V1.name), noise(STRESS.name))
 
 
 def agreement(
     model: TrainedModel,
     kind: str,
     metric: Metric = correlation,
-    null: bool = False,
+    null: str = "",
     step: int | None = None,
-) -> NDArray[np.float64]:
-    """Return how A1 and A2 compare, by example.
+) -> Numbers:
+    """Return how A1 and A2 compare in retrieval heads, by example.
 
     Args:
         model: with two maps per head.
         kind: on which positions, `irrelevant` or `relevant`.
         metric: of two maps and a mask.
-        null: take A2 from another head.
+        null: which other A2 to take, one of NULLS.
         step: a milestone; default: the run's end.
     """
-    maps = maps_on_task(model, step)
-    where = getattr(maps.truth, kind)
-    return by_example(
-        [
-            metric(m.signal, from_another_head(m.noise) if null else m.noise, where)
-            for m in maps.layers
-            if m.noise is not None
-        ]
-    )
+    return in_retrieval_heads(model, _head_metric(kind, metric, null), step=step)
 
 
-def above_null(model: TrainedModel, step: int | None = None) -> NDArray[np.float64]:
-    """Return the correlation on I above that with A2 of another head, by example."""
+def _head_metric(
+    kind: str, metric: Metric, null: str
+) -> Callable[[LayerMaps, GroundTruth], Tensor]:
+    def of_layer(layer: LayerMaps, truth: GroundTruth) -> Tensor:
+        assert layer.noise is not None
+        return metric(layer.signal, NULLS[null](layer.noise), getattr(truth, kind))
+
+    return of_layer
+
+
+def above_null(model: TrainedModel, null: str = OTHER_HEAD, step: int | None = None) -> Numbers:
+    """Return the correlation on I above that with another A2, by example."""
     same = agreement(model, "irrelevant", step=step)
-    return same - agreement(model, "irrelevant", null=True, step=step)
+    return same - agreement(model, "irrelevant", null=null, step=step)
 
 
-def noise_over_signal(model: TrainedModel) -> NDArray[np.float64]:
+def noise_over_signal(model: TrainedModel) -> Numbers:
     """Return the correlation on I minus that on R, by example."""
     return agreement(model, "irrelevant") - agreement(model, "relevant")
 
 
 class AgreementTest(Experiment):
-    """Agreement of the maps on I against R, beside a null."""
+    """Agreement of the maps of retrieval heads on I against R, beside two nulls."""
 
-    arms = (V1, V2)
+    version = 3
+    arms = (STANDARD, V1, V2)
     predictions = (
         Prediction(
             "cancelling",
-            ABOVE_NULL,
+            ABOVE_HEAD,
             "more",
             0.1,
-            "noise can only cancel if the second map of the same head has it too",
+            "noise can only cancel if the second map of the same head has it, too",
+            GATES,
             primary=True,
+        ),
+        Prediction(
+            "cancelling",
+            ABOVE_EXAMPLE,
+            "more",
+            0.1,
+            "the noise is that of this sequence, not of positions in general",
+            GATES,
         ),
         Prediction(
             "cancelling",
@@ -85,29 +113,38 @@ class AgreementTest(Experiment):
             "more",
             0.1,
             "what the maps have in common must be the noise, not the signal",
+            GATES,
         ),
         Prediction(
             "sparsity",
-            ABOVE_NULL,
+            ABOVE_HEAD,
             "same",
             0.1,
             "a sparse signed map needs no common noise; any second map would do",
+            GATES,
             primary=True,
         ),
     )
 
     def measure(self, models: TrainedModels) -> Measurement:
         effects = {
-            ABOVE_NULL: models.values(V1, above_null),
+            ABOVE_HEAD: models.values(V1, above_null),
+            ABOVE_EXAMPLE: models.values(V1, partial(above_null, null=OTHER_EXAMPLE)),
             NOISE_OVER_SIGNAL: models.values(V1, noise_over_signal),
         }
+        effects |= learned_effects(models, (V1,)) | noise_effect(models, STANDARD)
         metrics: dict[str, Metric] = {
             "correlation of logs": correlation,
             "disagreement": disagreement,
             "Jensen-Shannon, bits": divergence,
         }
-        columns = {"on I": ("irrelevant", False), "on I, null": ("irrelevant", True)}
-        columns |= {"on R": ("relevant", False)}
+        columns = {
+            "on I": ("irrelevant", ""),
+            f"on I, {OTHER_HEAD}": ("irrelevant", OTHER_HEAD),
+            f"on I, {OTHER_EXAMPLE}": ("irrelevant", OTHER_EXAMPLE),
+            "on R": ("relevant", ""),
+        }
+        pairs = (V1, V2)
         rows = [
             interval_row(
                 f"{arm.name}: {name}",
@@ -116,17 +153,40 @@ class AgreementTest(Experiment):
                     for kind, null in columns.values()
                 ),
             )
-            for arm in self.arms
+            for arm in pairs
             for name, metric in metrics.items()
         ]
-        table = Table("Agreement of A1 and A2", ["", *columns], rows)
+        tables = [
+            Table(
+                f"Agreement of A1 and A2 in retrieval heads, {STRESS.name}", ["", *columns], rows
+            ),
+            _by_layer(models),
+        ]
         series = {
             f"{arm.name} on {'I' if kind == 'irrelevant' else 'R'}": [
                 (step, seed_interval(models.values(arm, partial(agreement, kind=kind, step=step))))
                 for step in models.milestones(arm)
             ]
-            for arm in self.arms
+            for arm in pairs
             for kind in ("irrelevant", "relevant")
         }
         chart = Chart("Correlation of the maps over training", "step", "correlation", series)
-        return Measurement(effects, [table], [chart])
+        return Measurement(effects, tables, [chart])
+
+
+def _by_layer(models: TrainedModels) -> Table:
+    """Return the correlation on I by layer: over the seeds whose layer has retrieval heads."""
+    rows: list[list[Cell]] = []
+    layers = models[V1][0].load().config.num_hidden_layers
+    for arm in (V1, V2):
+        for layer in range(layers):
+            cells: list[Cell] = []
+            for null in NULLS:
+                metric = _head_metric("irrelevant", correlation, null)
+                found = [in_layer(model, metric, layer) for model in models[arm]]
+                kept = [values for values in found if values is not None]
+                cells.append(seed_interval(kept) if kept else "no retrieval heads")
+            retrieving = sum(values is not None for values in found)
+            rows.append([f"{arm.name}, layer {layer}", f"{retrieving} of {len(found)}", *cells])
+    columns = ["", "seeds with retrieval heads", "same head", OTHER_HEAD, OTHER_EXAMPLE]
+    return Table("Correlation on I by layer", columns, rows)

@@ -2,12 +2,15 @@
 
 from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
+from torch import Tensor
 
+from antiphase.analysis.capture import LayerMaps
+from antiphase.analysis.ground_truth import GroundTruth
 from antiphase.analysis.metrics import sparsity
-from antiphase.experiments.accuracy_under_stress import as_trained
+from antiphase.analysis.metrics.cancellation import from_another_example, rejection
 from antiphase.experiments.arms import STANDARD, V1, V2
+from antiphase.experiments.conditions import STRESS
+from antiphase.experiments.contests import learned_effects, noise_effect
 from antiphase.experiments.experiment import (
     Experiment,
     Measurement,
@@ -15,9 +18,14 @@ from antiphase.experiments.experiment import (
     bar_chart,
     interval_row,
 )
-from antiphase.experiments.model_measurements import by_example, maps_on_task
+from antiphase.experiments.model_measurements import (
+    HeadMetric,
+    Numbers,
+    in_retrieval_heads,
+    mass,
+)
 from antiphase.experiments.trained_models import TrainedModel, TrainedModels
-from antiphase.experiments.verdicts import Effect, Prediction, learned, room
+from antiphase.experiments.verdicts import Effect, Prediction, learned, noise
 
 METRICS = {
     "entropy": sparsity.entropy,
@@ -29,64 +37,90 @@ METRICS = {
     "fraction outside [0, 1]": sparsity.fraction_outside_simplex,
 }
 GINI = Effect("Gini", V1.name, versus=STANDARD.name)
-GINI_ROOM = Effect("1 - Gini", STANDARD.name)
 ENTROPY = Effect("entropy", STANDARD.name, versus=V1.name)
-ENTROPY_ROOM = Effect("entropy", STANDARD.name)
-BOTH_LEARNED = (learned(STANDARD.name), learned(V1.name))
 NEGATIVE_MASS = {arm.name: Effect("negative mass", arm.name) for arm in (V1, V2)}
+CMRR = Effect("common-mode rejection, dB", V1.name)
+OVER_NULL = Effect("common-mode rejection, dB", V1.name, versus="A2 of another example")
+BOTH = (learned(V1.name), learned(STANDARD.name), noise(STRESS.name))
+ONLY_V1 = (learned(V1.name), noise(STRESS.name))
 
 
-def sparsity_metric(model: TrainedModel, name: str) -> NDArray[np.float64]:
-    """Return a metric of the maps that are applied to V, by example."""
-    maps = maps_on_task(model)
-    metric = METRICS[name]
-    return by_example([metric(m.difference, maps.truth.visible) for m in maps.layers])
+def sparsity_metric(model: TrainedModel, name: str) -> Numbers:
+    """Return a metric of the maps that are applied to V, in retrieval heads, by example."""
+    metric: HeadMetric = lambda layer, truth: METRICS[name](layer.difference, truth.visible)  # noqa: E731
+    return in_retrieval_heads(model, metric)
+
+
+def common_mode_rejection(model: TrainedModel, null: bool = False) -> Numbers:
+    """Return how many dB the subtraction lowers noise more than signal, in retrieval heads.
+
+    Args:
+        model: with two maps per head.
+        null: subtract A2 of another example instead.
+    """
+
+    def metric(layer: LayerMaps, truth: GroundTruth) -> Tensor:
+        difference = layer.difference
+        if null:
+            assert layer.noise is not None and layer.lam is not None
+            difference = layer.signal - layer.lam * from_another_example(layer.noise)
+        return rejection(layer.signal, difference, truth)
+
+    return in_retrieval_heads(model, metric)
 
 
 class SparsityTest(Experiment):
-    """Concentration and sign of the maps that are applied to V."""
+    """Concentration, sign and noise of the maps that are applied to V."""
 
-    version = 3
+    version = 4
     arms = (STANDARD, V1, V2)
     predictions = (
+        Prediction("sparsity", GINI, "more", 0.05, "sparser rows", BOTH, primary=True),
+        Prediction("sparsity", ENTROPY, "more", 0.05, "sparser rows", BOTH),
         Prediction(
-            "sparsity",
-            GINI,
+            "unchaining",
+            NEGATIVE_MASS[V1.name],
             "more",
             0.05,
-            "sparser rows",
-            gates=(*BOTH_LEARNED, room(GINI_ROOM, 0.05)),
+            "weights that softmax cannot have",
+            (learned(V1.name),),
             primary=True,
         ),
         Prediction(
-            "sparsity",
-            ENTROPY,
+            "unchaining",
+            NEGATIVE_MASS[V2.name],
             "more",
             0.05,
-            "sparser rows",
-            gates=(*BOTH_LEARNED, room(ENTROPY_ROOM, 0.05)),
+            "weights that softmax cannot have",
+            (learned(V2.name),),
         ),
-        *(
-            Prediction(
-                "unchaining",
-                effect,
-                "more",
-                0.05,
-                "weights that softmax cannot have",
-                gates=(learned(name),),
-                primary=name == V1.name,
-            )
-            for name, effect in NEGATIVE_MASS.items()
+        Prediction(
+            "cancelling",
+            CMRR,
+            "more",
+            1.0,
+            "subtraction lowers noise more than signal",
+            ONLY_V1,
+            primary=True,
+        ),
+        Prediction(
+            "cancelling",
+            OVER_NULL,
+            "more",
+            1.0,
+            "another example's noise cannot cancel this one's",
+            ONLY_V1,
         ),
     )
 
     def measure(self, models: TrainedModels) -> Measurement:
-        gini, entropy = (partial(sparsity_metric, name=name) for name in ("Gini", "entropy"))
-        effects = as_trained(models, self.arms) | {
-            GINI: models.gain(V1, STANDARD, gini),
-            GINI_ROOM: models.values(STANDARD, lambda model: 1 - gini(model)),
-            ENTROPY: models.gain(STANDARD, V1, entropy),
-            ENTROPY_ROOM: models.values(STANDARD, entropy),
+        effects = {
+            GINI: models.gain(V1, STANDARD, partial(sparsity_metric, name="Gini")),
+            ENTROPY: models.gain(STANDARD, V1, partial(sparsity_metric, name="entropy")),
+            CMRR: models.values(V1, common_mode_rejection),
+            OVER_NULL: models.values(
+                V1, lambda m: common_mode_rejection(m) - common_mode_rejection(m, null=True)
+            ),
         }
         effects |= {
             NEGATIVE_MASS[arm.name]: models.values(
@@ -94,13 +128,22 @@ class SparsityTest(Experiment):
             )
             for arm in (V1, V2)
         }
+        effects |= learned_effects(models, self.arms) | noise_effect(models, STANDARD)
         values = {
             arm.name: {
                 name: models.values(arm, partial(sparsity_metric, name=name)) for name in METRICS
             }
             for arm in self.arms
         }
-        title = "Rows of |A| that predict answers"
+        title = f"Rows of |A| that predict answers, retrieval heads, {STRESS.name}"
         rows = [interval_row(name, *(found[name] for found in values.values())) for name in METRICS]
+        kinds = {"R": "relevant", "S": "sink", "I": "irrelevant", "own": "own"}
+        rows += [
+            interval_row(
+                f"mass on {name}",
+                *(models.values(arm, partial(mass, kind=kind)) for arm in self.arms),
+            )
+            for name, kind in kinds.items()
+        ]
         table = Table(title, ["", *values], rows)
         return Measurement(effects, [table], [bar_chart(title, "", values)])

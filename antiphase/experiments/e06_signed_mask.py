@@ -1,42 +1,71 @@
-"""Test 6: whether a learned sign on one softmax is enough."""
+"""Test 6: what the subtraction must be. Controls that change one property of it by construction.
 
-from antiphase.experiments.accuracy_under_stress import (
-    compare_accuracy,
-    contest_gates,
-    stress_gain,
+- signed mask: weights may be negative, without a second map;
+- rectified: sparse, not negative; simplex: sparse and on the simplex. Both have no head norm, and
+  are compared with V1 without one;
+- foreign noise: a second map that has no noise in common with the first.
+"""
+
+from antiphase.experiments.arms import (
+    FOREIGN_NOISE,
+    RECTIFIED,
+    SIGNED_MASK,
+    SIMPLEX,
+    STANDARD,
+    V1,
+    V1_NO_NORM,
 )
-from antiphase.experiments.arms import STANDARD, V1, Arm, base_recipe
+from antiphase.experiments.contests import compare, contest
 from antiphase.experiments.experiment import Experiment, Measurement
 from antiphase.experiments.trained_models import TrainedModels
-from antiphase.experiments.verdicts import Prediction
 
-SIGNED = Arm("signed mask", base_recipe("signed_mask"))
-GAIN = stress_gain(SIGNED, V1)
-GATES = contest_gates(SIGNED.name, V1.name, 0.03)
+PAIRS = (
+    (V1, FOREIGN_NOISE),
+    (V1, SIGNED_MASK),
+    (V1_NO_NORM, SIMPLEX),
+    (V1_NO_NORM, RECTIFIED),
+)
 
 
 class SignedMaskTest(Experiment):
-    """One softmax map times a learned signed factor."""
+    """Signed mask, rectified, simplex and foreign noise."""
 
     version = 4
-    arms = (STANDARD, V1, SIGNED)
+    arms = (STANDARD, V1, V1_NO_NORM, SIGNED_MASK, RECTIFIED, SIMPLEX, FOREIGN_NOISE)
     predictions = (
-        Prediction(
-            "unchaining", GAIN, "no worse", 0.03, "leaving the simplex is enough", GATES, True
-        ),
-        Prediction(
-            "sparsity", GAIN, "no worse", 0.03, "a sparse signed map is enough", GATES, True
-        ),
-        Prediction(
+        contest(
             "cancelling",
-            stress_gain(V1, SIGNED),
+            V1,
+            FOREIGN_NOISE,
             "more",
-            0.02,
-            "a sign cancels no common noise",
-            gates=contest_gates(V1.name, SIGNED.name, 0.02),
+            "a map of another sequence has no noise in common to remove",
             primary=True,
         ),
+        contest("cancelling", V1, SIGNED_MASK, "more", "a sign cancels no common noise"),
+        contest(
+            "sparsity",
+            SIMPLEX,
+            V1_NO_NORM,
+            "no worse",
+            "a sparse map on the simplex is enough",
+            primary=True,
+        ),
+        contest("sparsity", RECTIFIED, V1_NO_NORM, "no worse", "negative weights are not needed"),
+        contest("sparsity", FOREIGN_NOISE, V1, "no worse", "any second map makes it sparse"),
+        contest(
+            "unchaining",
+            V1_NO_NORM,
+            SIMPLEX,
+            "more",
+            "back on the simplex, the gain is lost",
+            primary=True,
+        ),
+        contest("unchaining", V1_NO_NORM, RECTIFIED, "more", "negative weights are needed"),
+        contest("unchaining", SIGNED_MASK, V1, "no worse", "leaving the simplex is enough"),
+        contest("unchaining", FOREIGN_NOISE, V1, "no worse", "any second map leaves the simplex"),
     )
 
     def measure(self, models: TrainedModels) -> Measurement:
-        return compare_accuracy(models, self.arms, [(SIGNED, V1), (V1, SIGNED), (V1, STANDARD)])
+        pairs = [pair for one, other in PAIRS for pair in ((one, other), (other, one))]
+        pairs += [(arm, STANDARD) for arm in self.arms[1:]]
+        return compare(models, self.arms, pairs)

@@ -3,11 +3,11 @@
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from antiphase.analysis.statistics import Values, difference
-from antiphase.experiments.accuracy_under_stress import as_trained, unlearned_note
-from antiphase.experiments.arms import STANDARD, V1, V2, Arm, base_recipe
+from antiphase.experiments.arms import STANDARD, V1, V2, Arm
+from antiphase.experiments.conditions import GRID, STRESS
+from antiphase.experiments.contests import learned_effects, noise_effect
 from antiphase.experiments.experiment import (
     Experiment,
     Figure,
@@ -16,118 +16,108 @@ from antiphase.experiments.experiment import (
     Table,
     interval_row,
 )
-from antiphase.experiments.model_measurements import NEEDLES_ONCE, answers, pooled
-from antiphase.experiments.trained_models import TrainedModel, TrainedModels
-from antiphase.experiments.verdicts import Effect, Prediction, learned, room
+from antiphase.experiments.model_measurements import accuracy, answer_loss
+from antiphase.experiments.trained_models import TrainedModels
+from antiphase.experiments.verdicts import Effect, Prediction, learned, noise, room
 
-LENGTHS = (64, 128, 256)
-NEAR = (0.0, 0.5, 1.0)  # fraction of distractors that are near: with keys of needles
-ARMS = {
-    ("standard", 64): STANDARD,
-    ("V1", 64): V1,
-    ("V2", 64): V2,
-} | {
-    (name, length): Arm(f"{name} (length {length})", base_recipe(attention, length))
-    for name, attention in (("standard", "standard"), ("V1", "diff_v1"), ("V2", "diff_v2"))
-    for length in LENGTHS[1:]
-}
-BY_NOISE = Effect(
-    "accuracy",
-    V1.name,
-    versus=STANDARD.name,
-    condition="near minus far distractors, mean over lengths",
+SIZE = 0.1  # nats
+LENGTHS, DISTRACTORS = (1, 2), ("far", "near")
+BY_NOISE, BY_LENGTH = (
+    Effect("gain in loss over standard", V1.name, condition=condition)
+    for condition in ("near minus far, mean over lengths", "2x minus 1x length, mean over noise")
 )
-BY_LENGTH = Effect(
-    "accuracy",
-    V1.name,
-    versus=STANDARD.name,
-    condition="longest minus shortest, mean over distractors",
-)
-NOISE_ROOM = Effect("1 - accuracy", STANDARD.name, condition="near distractors, mean over lengths")
-LENGTH_ROOM = Effect("1 - accuracy", STANDARD.name, condition="longest, mean over distractors")
-ALL_LEARNED = tuple(learned(arm.name) for (name, _), arm in ARMS.items() if name != "V2")
-NOISE_GATES = (*ALL_LEARNED, room(NOISE_ROOM, 0.02))
-LENGTH_GATES = (*ALL_LEARNED, room(LENGTH_ROOM, 0.02))
-
-
-def grid_accuracy(model: TrainedModel, near: float) -> NDArray[np.float64]:
-    """Return 1 or 0 per sequence, with each needle once and that fraction of near distractors."""
-    return answers(model, **NEEDLES_ONCE, near=near).correct
+LOSS = Effect("loss", STANDARD.name, condition=STRESS.name)
+GATES = (learned(V1.name), learned(STANDARD.name), room(LOSS, SIZE), noise(STRESS.name))
 
 
 class GridTest(Experiment):
-    """Length x noise, gain over standard in each cell."""
+    """Length x noise: how much lower the loss is than standard's in each cell."""
 
     version = 3
-    arms = tuple(ARMS.values())
+    arms = (STANDARD, V1, V2)
     predictions = (
         Prediction(
             "cancelling",
             BY_NOISE,
             "more",
-            0.02,
-            "a slope along noise at fixed length",
-            gates=NOISE_GATES,
+            SIZE,
+            "the gain grows with noise at fixed length",
+            GATES,
             primary=True,
         ),
         Prediction(
             "sparsity",
             BY_LENGTH,
             "more",
-            0.02,
-            "a slope along length at fixed noise",
-            gates=LENGTH_GATES,
+            SIZE,
+            "the gain grows with length at fixed noise",
+            GATES,
             primary=True,
         ),
-        Prediction("sparsity", BY_NOISE, "same", 0.02, "no slope along noise", gates=NOISE_GATES),
+        Prediction("sparsity", BY_NOISE, "same", SIZE, "noise as such plays no role", GATES),
     )
 
     def measure(self, models: TrainedModels) -> Measurement:
         gains = {
-            (name, length, near): models.gain(
-                ARMS[name, length], ARMS["standard", length], partial(grid_accuracy, near=near)
-            )
-            for name in ("V1", "V2")
-            for length in LENGTHS
-            for near in NEAR
+            (arm.name, *cell): models.gain(STANDARD, arm, partial(answer_loss, condition=condition))
+            for arm in (V1, V2)
+            for cell, condition in GRID.items()
         }
-        by_noise = [difference(gains["V1", n, NEAR[-1]], gains["V1", n, NEAR[0]]) for n in LENGTHS]
-        by_length = [
-            difference(gains["V1", LENGTHS[-1], near], gains["V1", LENGTHS[0], near])
-            for near in NEAR
-        ]
-
-        def left(length: int, near: float) -> Values:
-            return models.values(ARMS["standard", length], lambda m: 1 - grid_accuracy(m, near))
-
-        effects = as_trained(models, self.arms) | {
-            BY_NOISE: _mean(by_noise),
-            BY_LENGTH: _mean(by_length),
-            NOISE_ROOM: _mean([left(n, NEAR[-1]) for n in LENGTHS]),
-            LENGTH_ROOM: _mean([left(LENGTHS[-1], near) for near in NEAR]),
+        effects = {BY_NOISE: _by_noise(gains, V1), BY_LENGTH: _by_length(gains, V1)}
+        effects |= {
+            Effect(BY_NOISE.metric, V2.name, condition=BY_NOISE.condition): _by_noise(gains, V2),
+            Effect(BY_LENGTH.metric, V2.name, condition=BY_LENGTH.condition): _by_length(gains, V2),
+            LOSS: models.values(STANDARD, answer_loss),
         }
-        rows = [
-            interval_row(
-                f"{name}, length {n}",
-                *(models.values(ARMS[name, n], partial(grid_accuracy, near=x)) for x in NEAR),
+        effects |= learned_effects(models, (STANDARD, V1)) | noise_effect(models, STANDARD)
+        columns = ["", *(condition.name for condition in GRID.values())]
+        tables = [
+            Table(
+                title,
+                columns,
+                [
+                    interval_row(
+                        arm.name,
+                        *(models.values(arm, partial(measure, condition=c)) for c in GRID.values()),
+                    )
+                    for arm in self.arms
+                ],
             )
-            for name in ("standard", "V1", "V2")
-            for n in LENGTHS
+            for title, measure in (("Loss on the answer", answer_loss), ("Accuracy", accuracy))
         ]
-        columns = ["", *(f"near distractors {near:g}" for near in NEAR)]
         heatmaps: list[Figure] = [
             Heatmap(
-                f"Accuracy of {name} minus that of standard",
-                "fraction of near distractors",
-                "length",
-                [f"{near:g}" for near in NEAR],
+                f"Loss of standard minus that of {arm.name}",
+                "distractors",
+                "times the length in training",
+                list(DISTRACTORS),
                 [str(n) for n in LENGTHS],
-                [[pooled(list(gains[name, n, near])) for near in NEAR] for n in LENGTHS],
+                [
+                    [
+                        float(np.mean([v.mean() for v in gains[arm.name, n, near]]))
+                        for near in DISTRACTORS
+                    ]
+                    for n in LENGTHS
+                ],
             )
-            for name in ("V1", "V2")
+            for arm in (V1, V2)
         ]
-        notes = unlearned_note(models, self.arms, partial(grid_accuracy, near=0.0))
-        return Measurement(effects, [Table("Accuracy", columns, rows)], heatmaps, notes)
+        return Measurement(effects, tables, heatmaps)
+
+
+Gains = dict[tuple[str, int, str], Values]
+
+
+def _by_noise(gains: Gains, arm: Arm) -> Values:
+    return _mean(
+        [difference(gains[arm.name, n, "near"], gains[arm.name, n, "far"]) for n in LENGTHS]
+    )
+
+
+def _by_length(gains: Gains, arm: Arm) -> Values:
+    return _mean(
+        [difference(gains[arm.name, 2, near], gains[arm.name, 1, near]) for near in DISTRACTORS]
+    )
 
 
 def _mean(cells: list[Values]) -> Values:

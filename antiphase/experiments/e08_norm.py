@@ -1,48 +1,69 @@
-"""Test 8: whether the head norm makes the difference."""
+"""Test 8: the 2x2 of head norm and subtraction."""
 
-from antiphase.experiments.accuracy_under_stress import (
-    compare_accuracy,
-    contest_gates,
-    stress_gain,
-)
-from antiphase.experiments.arms import STANDARD, V1, Arm, base_recipe
+from antiphase.analysis.statistics import Values
+from antiphase.experiments.arms import STANDARD, STANDARD_NORM, V1, V1_NO_NORM
+from antiphase.experiments.conditions import STRESS
+from antiphase.experiments.contests import SIZE, compare, contest, gain_of, room_of
 from antiphase.experiments.experiment import Experiment, Measurement
 from antiphase.experiments.trained_models import TrainedModels
-from antiphase.experiments.verdicts import Prediction
+from antiphase.experiments.verdicts import Effect, Prediction, learned, room
 
-SCALAR = Arm("V1 (one scalar)", base_recipe("diff_v1", attention_options={"head_norm": "scalar"}))
-NO_NORM = Arm("V1 (no norm)", base_recipe("diff_v1", attention_options={"head_norm": "none"}))
-NORMED = Arm(
-    "standard (head norm)", base_recipe("standard", attention_options={"head_norm": "rms"})
+FACTORS = {"subtraction": "with minus without subtraction", "head norm": "with minus without norm"}
+SUBTRACTION, NORM = (
+    Effect("accuracy", f"{what}, mean of the two other cells", condition=STRESS.name)
+    for what in FACTORS.values()
 )
+CELLS = (STANDARD, STANDARD_NORM, V1_NO_NORM, V1)
 
 
 class NormTest(Experiment):
-    """Head norm, one scalar, none; and standard attention with the head norm."""
+    """Standard and V1, each with and without the head norm."""
 
     version = 4
-    arms = (STANDARD, V1, SCALAR, NO_NORM, NORMED)
+    arms = CELLS
     predictions = (
         Prediction(
             "cancelling",
-            stress_gain(V1, NORMED),
+            SUBTRACTION,
             "more",
-            0.02,
-            "the norm alone removes no noise",
-            gates=contest_gates(V1.name, NORMED.name, 0.02),
+            SIZE,
+            "the subtraction removes noise, with a norm or without",
+            gates=(
+                *(learned(arm.name) for arm in CELLS),
+                room(room_of(STANDARD), SIZE),
+                room(room_of(STANDARD_NORM), SIZE),
+            ),
             primary=True,
         ),
-        Prediction(
-            "cancelling",
-            stress_gain(SCALAR, V1),
-            "no worse",
-            0.03,
-            "the subtraction works without the norm",
-            gates=contest_gates(SCALAR.name, V1.name, 0.03),
+        contest("cancelling", V1, STANDARD_NORM, "more", "the norm alone removes no noise"),
+        contest(
+            "unchaining",
+            V1_NO_NORM,
+            STANDARD,
+            "more",
+            "weights that leave the simplex help without any norm",
+            primary=True,
         ),
     )
 
     def measure(self, models: TrainedModels) -> Measurement:
-        pairs = [(V1, NORMED), (SCALAR, V1), (NO_NORM, V1), (NORMED, STANDARD)]
-        pairs += [(SCALAR, STANDARD), (NO_NORM, STANDARD)]
-        return compare_accuracy(models, self.arms, pairs)
+        pairs = [
+            (V1, STANDARD_NORM),
+            (V1_NO_NORM, STANDARD),
+            (V1, V1_NO_NORM),
+            (STANDARD_NORM, STANDARD),
+            (V1, STANDARD),
+        ]
+        found = compare(models, self.arms, pairs)
+        gains = found.effects
+        found.effects[SUBTRACTION] = _mean(
+            gains[gain_of(V1, STANDARD_NORM)], gains[gain_of(V1_NO_NORM, STANDARD)]
+        )
+        found.effects[NORM] = _mean(
+            gains[gain_of(V1, V1_NO_NORM)], gains[gain_of(STANDARD_NORM, STANDARD)]
+        )
+        return found
+
+
+def _mean(one: Values, other: Values) -> Values:
+    return [(a + b) / 2 for a, b in zip(one, other, strict=True)]

@@ -1,82 +1,130 @@
-"""Test 15: in which layers the noise term matters most."""
+"""Test 15: in which layers the noise term matters, and whether it must be that of the sequence."""
 
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from antiphase.analysis.metrics import flow
+from antiphase.analysis.metrics.cancellation import from_another_example
 from antiphase.analysis.metrics.dynamics import residual_cosine
-from antiphase.analysis.statistics import seed_interval
-from antiphase.experiments.arms import V1, V2
+from antiphase.analysis.statistics import Values, seed_interval
+from antiphase.experiments.arms import V1, V2, Arm
+from antiphase.experiments.conditions import STRESS
+from antiphase.experiments.contests import learned_effects
 from antiphase.experiments.experiment import Chart, Experiment, Measurement, Table, interval_row
-from antiphase.experiments.model_measurements import maps_on_task
+from antiphase.experiments.model_measurements import (
+    Numbers,
+    heads_that_retrieve,
+    maps_on_task,
+)
 from antiphase.experiments.trained_models import TrainedModel, TrainedModels
-from antiphase.experiments.verdicts import Effect, Prediction
+from antiphase.experiments.verdicts import Effect, Prediction, learned
 
+OTHER_EXAMPLE = "that of another example"
 EDITS = {
     "knocked out": flow.knocked_out,
+    OTHER_EXAMPLE: from_another_example,
     "of rank 1": flow.of_rank(1),
     "of rank 4": flow.of_rank(4),
     "running mean": flow.running_mean,
 }
-DROP = "logit drop without A2"
-LAST_OVER_FIRST = Effect(DROP, V1.name, condition="last layer minus first layer")
-MEAN = Effect(DROP, V1.name, condition="mean over layers")
+SIZE = 0.5  # of a logit
+RESAMPLED = Effect(f"logit drop, A2 is {OTHER_EXAMPLE}", V1.name, condition="retrieval heads")
+KNOCKED_OUT = Effect("logit drop, A2 is knocked out", V1.name, condition="retrieval heads")
+LAST_OVER_FIRST = Effect(
+    "logit drop, A2 is knocked out", V1.name, condition="last layer minus first layer"
+)
 
 
-def logit_drop(model: TrainedModel, layer: int, edit: str = "knocked out") -> NDArray[np.float64]:
+def logit_drop(model: TrainedModel, layer: int, edit: str = "knocked out") -> Numbers:
     """Return how far the answer's logit falls when a layer's noise map is edited, by example."""
     maps = maps_on_task(model)
     change = flow.logit_change(model.load(), maps.ids, maps.truth, EDITS[edit], layer)
     return change.mean(1).numpy()
 
 
-def cosine_with_residual(model: TrainedModel, layer: int) -> NDArray[np.float64]:
+def retrieval_logit_drop(model: TrainedModel, edit: str) -> Numbers:
+    """Return how far the answer's logit falls when the noise maps of retrieval heads are edited.
+
+    One head at a time; the sum over them, by example. Other heads do not count.
+    """
+    maps, net = maps_on_task(model), model.load()
+    drops = [
+        flow.logit_change(net, maps.ids, maps.truth, EDITS[edit], layer, int(head)).mean(1).numpy()
+        for layer, chosen in enumerate(heads_that_retrieve(model).layers)
+        for head in chosen.nonzero()[:, 0]
+    ]
+    return np.sum(drops, axis=0)
+
+
+def cosine_with_residual(model: TrainedModel, layer: int) -> Numbers:
     """Return the cosine of a layer's noise term with the residual stream, by example."""
     cosines = residual_cosine(model.load(), maps_on_task(model).ids)
     return cosines[layer].mean(1).double().numpy()
 
 
 class LayersTest(Experiment):
-    """The answer's logit without each layer's noise term."""
+    """The answer's logit without each layer's noise map, and with another example's."""
 
+    version = 2
     arms = (V1, V2)
     predictions = (
         Prediction(
-            "unchaining",
-            LAST_OVER_FIRST,
+            "cancelling",
+            RESAMPLED,
             "more",
-            0.5,
-            "the analysis finds the largest benefit in the final layers",
+            SIZE,
+            "only the noise of this sequence cancels its noise",
+            (learned(V1.name),),
             primary=True,
         ),
         Prediction(
             "cancelling",
-            MEAN,
+            KNOCKED_OUT,
             "more",
-            0.5,
-            "if subtraction denoises, its removal lowers the answer's logit",
+            SIZE,
+            "without subtraction the noise remains",
+            (learned(V1.name),),
+        ),
+        Prediction(
+            "sparsity",
+            RESAMPLED,
+            "same",
+            SIZE,
+            "any second map does",
+            (learned(V1.name),),
+            primary=True,
+        ),
+        Prediction(
+            "unchaining",
+            LAST_OVER_FIRST,
+            "more",
+            SIZE,
+            "the analysis finds the largest benefit in the final layers",
+            (learned(V1.name),),
             primary=True,
         ),
     )
 
     def measure(self, models: TrainedModels) -> Measurement:
         layers = range(len(maps_on_task(models[V1][0]).layers))
-        drops = {
-            arm.name: [models.values(arm, partial(logit_drop, layer=i)) for i in layers]
-            for arm in self.arms
-        }
-        first, last = drops[V1.name][0], drops[V1.name][-1]
+
+        def drops(arm: Arm, edit: str = "knocked out") -> list[Values]:
+            return [models.values(arm, partial(logit_drop, layer=i, edit=edit)) for i in layers]
+
+        by_layer = {arm.name: drops(arm) for arm in self.arms}
+        first, last = by_layer[V1.name][0], by_layer[V1.name][-1]
         effects = {
+            RESAMPLED: models.values(V1, partial(retrieval_logit_drop, edit=OTHER_EXAMPLE)),
+            KNOCKED_OUT: models.values(V1, partial(retrieval_logit_drop, edit="knocked out")),
             LAST_OVER_FIRST: [b - a for a, b in zip(first, last, strict=True)],
-            MEAN: [np.mean(seed, axis=0) for seed in zip(*drops[V1.name], strict=True)],
         }
+        effects |= learned_effects(models, (V1,))
         chart = Chart(
             "Drop of the answer's logit without a layer's noise map",
             "layer",
             "logit",
-            {n: [(i, seed_interval(v)) for i, v in enumerate(by)] for n, by in drops.items()},
+            {n: [(i, seed_interval(v)) for i, v in enumerate(by)] for n, by in by_layer.items()},
             "bars",
         )
         rows = [
@@ -88,6 +136,14 @@ class LayersTest(Experiment):
             for arm in self.arms
             for i in layers
         ]
+        rows += [
+            interval_row(
+                f"{arm.name}, retrieval heads",
+                *(models.values(arm, partial(retrieval_logit_drop, edit=edit)) for edit in EDITS),
+            )
+            + [""]
+            for arm in self.arms
+        ]
         columns = ["", *EDITS, "cosine of the noise term with the residual stream"]
-        table = Table("Drop of the answer's logit when A2 is", columns, rows)
+        table = Table(f"Drop of the answer's logit when A2 is, {STRESS.name}", columns, rows)
         return Measurement(effects, [table], [chart])

@@ -169,7 +169,7 @@ class _Display:
         note = f"{self.left()} left"
         if worked > 0 and seconds > 5:
             rest = (self.total - self.done - partly) * seconds / worked
-            note += f", about {_duration(rest)}"
+            note += f", about {duration(rest)}"
         self.bars.update(self.all_runs, completed=self.done + partly, note=note)
 
     def finish(self, job: Job) -> None:
@@ -180,7 +180,8 @@ class _Display:
             self.bars.remove_task(self.lines.pop(job.key))  # type: ignore[arg-type]
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a time for people, e.g. "2 h 5 min"."""
     minutes = max(1, round(seconds / 60))
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
 

@@ -71,14 +71,12 @@ class Experiment(ABC):
 
     Attributes:
         arms: the models to train.
-        quick_arms: those of a quick run; None for all.
         predictions: written before the first run.
         version: raised by hand when what is measured changes, so that it is measured again.
         amended: what was changed after a first run had been seen, and why; empty if nothing.
     """
 
     arms: ClassVar[Sequence[Arm]]
-    quick_arms: ClassVar[Sequence[Arm] | None] = None
     predictions: ClassVar[Sequence[Prediction]]
     version: ClassVar[int] = 1
     amended: ClassVar[str] = ""
@@ -90,10 +88,6 @@ class Experiment(ABC):
         Returns:
             The effects of all predictions, by seed and example, with tables and figures.
         """
-
-    def arms_for(self, quick: bool) -> list[Arm]:
-        """Return the arms of a quick or of a complete run."""
-        return list(self.quick_arms if quick and self.quick_arms is not None else self.arms)
 
 
 def bar_chart(title: str, y: str, series: dict[str, dict[str, Values]]) -> Chart:

@@ -35,6 +35,7 @@ def write_lock(
     study_id: str,
     seeds: Sequence[int],
     predictions: Predictions,
+    design: Mapping[str, Any],
     folder: Path,
     existing_runs: Iterable[tuple[str, Path]] = (),
 ) -> dict[str, Any]:
@@ -44,18 +45,19 @@ def write_lock(
         study_id: name of the study.
         seeds: of its runs; no run with one of them may exist.
         predictions: of all tests of the study.
+        design: what is trained, as plain JSON types: common recipe, arms, tuning.
         folder: the study folder.
         existing_runs: key and folder of every run, begun or finished, with one of the seeds.
 
     Returns:
-        The lock: study_id, seeds, digest, predictions, commit, dirty and time (UTC).
+        The lock: study_id, seeds, digest, predictions, design, commit, dirty and time (UTC).
 
     Raises:
         LockError: a run of these seeds exists, or another lock does.
     """
     lock = read_lock(folder)
     if lock is not None:
-        _compare(lock, study_id, seeds, predictions, folder)
+        _compare(lock, study_id, seeds, predictions, design, folder)
         return lock
     runs = list(existing_runs)
     if runs:
@@ -69,8 +71,9 @@ def write_lock(
     lock = {
         "study_id": study_id,
         "seeds": list(seeds),
-        "digest": _digest(plain),
+        "digest": _digest([plain, json.loads(_canonical(design))]),
         "predictions": plain,
+        "design": design,
         "commit": commit,
         "dirty": dirty,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -89,7 +92,7 @@ def read_lock(folder: Path) -> dict[str, Any] | None:
     if not (folder / LOCK).exists():
         return None
     lock = read_json(folder / LOCK)
-    if lock is None or lock.get("digest") != _digest(lock.get("predictions")):
+    if lock is None or lock.get("digest") != _digest([lock.get("predictions"), lock.get("design")]):
         raise LockError(f"{folder / LOCK}: was damaged or edited; restore it from a backup")
     return lock
 
@@ -98,6 +101,7 @@ def check_lock(
     study_id: str,
     seeds: Sequence[int],
     predictions: Predictions,
+    design: Mapping[str, Any],
     folder: Path,
     started: Iterable[tuple[str, datetime]] = (),
 ) -> dict[str, Any]:
@@ -107,6 +111,7 @@ def check_lock(
         study_id: name of the study.
         seeds: of its runs.
         predictions: of all tests of the study, as the code has them now.
+        design: what is trained, as the code has it now.
         folder: the study folder.
         started: key and start (with a time zone) of every run of the study.
 
@@ -123,7 +128,7 @@ def check_lock(
             f"{folder}: has no {LOCK}; lock the predictions before the first run: "
             "antiphase lab lock"
         )
-    _compare(lock, study_id, seeds, predictions, folder)
+    _compare(lock, study_id, seeds, predictions, design, folder)
     locked = datetime.fromisoformat(lock["time"])
     for key, start in started:
         if start < locked:
@@ -139,9 +144,10 @@ def _compare(
     study_id: str,
     seeds: Sequence[int],
     predictions: Predictions,
+    design: Mapping[str, Any],
     folder: Path,
 ) -> None:
-    """Raise unless a lock is of this study, these seeds and these predictions."""
+    """Raise unless a lock is of this study, these seeds, predictions and this design."""
     path = folder / LOCK
     if lock["study_id"] != study_id:
         raise LockError(f"{path}: is of the study {lock['study_id']!r}, not of {study_id!r}")
@@ -151,7 +157,15 @@ def _compare(
             "seeds, or lock another study for the others"
         )
     plain = _plain(predictions)
-    if lock["digest"] != _digest(plain):
+    now = json.loads(_canonical(design))
+    if changed := [
+        name for name in {**lock["design"], **now} if lock["design"].get(name) != now.get(name)
+    ]:
+        raise LockError(
+            f"{path}: the design has changed since the lock, in: {', '.join(changed)}; restore it, "
+            "or lock a new study, with another id and other seeds, in another folder"
+        )
+    if lock["predictions"] != plain:
         changes = "\n".join(f"  {change}" for change in _changes(lock["predictions"], plain))
         raise LockError(
             f"{path}: the predictions have changed since the lock:\n{changes}\n{AMENDED}"

@@ -1,9 +1,12 @@
-"""What tests measure of one trained model: its answers and its attention maps, by example."""
+"""What tests measure of one trained model: its answers and its attention maps, by example.
 
-import math
+Metrics of maps are those of retrieval heads, which are chosen on validation examples of the same
+condition; what happens in heads and layers that do not retrieve does not count.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,14 +16,15 @@ from torch import Tensor
 
 from antiphase.analysis.capture import CapturedMaps, LayerMaps, capture
 from antiphase.analysis.ground_truth import GroundTruth, ground_truth
+from antiphase.analysis.metrics.allocation import allocation
+from antiphase.analysis.retrieval_heads import RetrievalHeads, retrieval_heads
+from antiphase.experiments.conditions import AS_TRAINED, STRESS, Condition
 from antiphase.experiments.trained_models import TrainedModel
 
 EXAMPLES = 256  # for answers
 SEQUENCES = 48  # for maps
+BATCH = 64
 Numbers = NDArray[np.float64]
-
-# Each needle occurs once, where training repeats them, so that only retrieval helps.
-NEEDLES_ONCE: dict[str, Any] = {"repeats": 0}
 
 
 @dataclass(frozen=True)
@@ -33,14 +37,19 @@ class Answers:
     target: Tensor  # [n]
 
 
-@lru_cache(maxsize=512)
-def _answers(model: TrainedModel, size: int, split: str, changes: tuple[Any, ...]) -> Answers:
-    task = model.held_out(size, split, **dict(changes))
+def answers(model: TrainedModel, condition: Condition, size: int | None = None) -> Answers:
+    """Return the answers to held-out sequences of the run's task, under a condition."""
+    return _answers(model, condition, size or EXAMPLES)
+
+
+@lru_cache(maxsize=1024)
+def _answers(model: TrainedModel, condition: Condition, size: int) -> Answers:
+    data = model.held_out(size, condition=condition)
     net = model.load()
     logits, targets = [], []
     with torch.no_grad():
-        for start in range(0, size, 64):
-            tokens = task.examples(range(start, min(size, start + 64))).tokens
+        for start in range(0, size, BATCH):
+            tokens = data.examples(range(start, min(size, start + BATCH))).tokens
             ids = torch.from_numpy(tokens)
             logits.append(net(ids, use_cache=False, logits_to_keep=2).logits[:, 0])
             targets.append(ids[:, -1])
@@ -53,16 +62,19 @@ def _answers(model: TrainedModel, size: int, split: str, changes: tuple[Any, ...
     )
 
 
-def answers(
-    model: TrainedModel, size: int | None = None, split: str = "test", **changes: Any
-) -> Answers:
-    """Return the answers on held-out sequences of the run's task, with some options changed."""
-    return _answers(model, size or EXAMPLES, split, tuple(sorted(changes.items())))
+def accuracy(model: TrainedModel, condition: Condition = STRESS) -> Numbers:
+    """Return 1 or 0 per sequence: whether the last answer is correct."""
+    return answers(model, condition).correct
+
+
+def answer_loss(model: TrainedModel, condition: Condition = STRESS) -> Numbers:
+    """Return the loss on the last answer of each sequence, in nats."""
+    return answers(model, condition).loss
 
 
 @dataclass(frozen=True, eq=False)
 class MapsOnTask:
-    """A model's maps on held-out sequences, and where its attention should go in them."""
+    """A model's maps at the last question of held-out sequences, and where the answer is."""
 
     captured: CapturedMaps
     truth: GroundTruth
@@ -74,34 +86,84 @@ class MapsOnTask:
         return self.captured.layers
 
 
-def maps_on_task(model: TrainedModel, step: int | None = None) -> MapsOnTask:
-    """Capture the maps at the rows that predict answers, at the run's end or at a milestone."""
-    return _maps_on_task(model, step, SEQUENCES)
+def maps_on_task(
+    model: TrainedModel,
+    condition: Condition = STRESS,
+    step: int | None = None,
+    split: str = "test",
+) -> MapsOnTask:
+    """Capture the maps at the row that predicts the last answer.
+
+    Args:
+        model: to run.
+        condition: of the sequences.
+        step: a milestone; default: the run's end.
+        split: of the task.
+    """
+    return _maps_on_task(model, condition, step, split, SEQUENCES)
 
 
-@lru_cache(maxsize=32)
-def _maps_on_task(model: TrainedModel, step: int | None, sequences: int) -> MapsOnTask:
-    batch = model.held_out(sequences).examples(range(sequences))
-    truth = ground_truth(batch)
+@lru_cache(maxsize=64)
+def _maps_on_task(
+    model: TrainedModel, condition: Condition, step: int | None, split: str, sequences: int
+) -> MapsOnTask:
+    batch = model.held_out(sequences, split, condition).examples(range(sequences))
+    truth = ground_truth(batch, last=1)
     ids = torch.from_numpy(batch.tokens)
-    net = model.load(step)
-    captured = capture(net, ids, truth.rows, hidden=True, scores=True, outputs=True)
+    captured = capture(model.load(step), ids, truth.rows, hidden=True, scores=True, outputs=True)
     return MapsOnTask(captured, truth, ids)
+
+
+@lru_cache(maxsize=512)
+def heads_that_retrieve(model: TrainedModel, condition: Condition = STRESS) -> RetrievalHeads:
+    """Return the retrieval heads of a model, chosen on validation examples."""
+    maps = maps_on_task(model, condition, split="validation")
+    return retrieval_heads(maps.captured, maps.truth)
+
+
+HeadMetric = Callable[[LayerMaps, GroundTruth], Tensor]
+"""From a layer's maps to one number per sequence and head, [B, h] or [B, h, n]."""
+
+
+def in_retrieval_heads(
+    model: TrainedModel,
+    metric: HeadMetric,
+    condition: Condition = STRESS,
+    step: int | None = None,
+) -> Numbers:
+    """Return the mean of a metric over the model's retrieval heads, by example."""
+    maps = maps_on_task(model, condition, step)
+    values = [metric(layer, maps.truth) for layer in maps.layers]
+    found = heads_that_retrieve(model, condition).model_mean(values)
+    if found is None:
+        raise ValueError(f"{model.run.title}: no head has any mass on R")
+    return found.double().numpy()
+
+
+def in_layer(
+    model: TrainedModel, metric: HeadMetric, layer: int, condition: Condition = STRESS
+) -> Numbers | None:
+    """Return the mean of a metric over the retrieval heads of a layer; None if it has none."""
+    maps = maps_on_task(model, condition)
+    values = metric(maps.layers[layer], maps.truth)
+    found = heads_that_retrieve(model, condition).layer_mean(values, layer)
+    return None if found is None else found.double().numpy()
+
+
+def mass(model: TrainedModel, kind: str, condition: Condition = STRESS) -> Numbers:
+    """Return the mass of retrieval heads on `relevant`, `sink`, `irrelevant` or `own` positions."""
+    return in_retrieval_heads(
+        model, lambda layer, truth: allocation(layer.difference, truth)[kind], condition
+    )
 
 
 @lru_cache(maxsize=32)
 def complete_maps(model: TrainedModel, sequences: int = 8) -> list[LayerMaps]:
-    """Capture the complete maps of a few sequences, for ranks."""
-    ids = torch.from_numpy(model.held_out(sequences).examples(range(sequences)).tokens)
-    return capture(model.load(), ids, "all").layers
+    """Capture the complete maps of a few sequences as in training, for ranks."""
+    batch = model.held_out(sequences, condition=AS_TRAINED).examples(range(sequences))
+    return capture(model.load(), torch.from_numpy(batch.tokens), "all").layers
 
 
 def by_example(values: list[Tensor]) -> Numbers:
     """Return the mean over layers, heads and rows of tensors [B, ...], one per layer: [B]."""
     return np.stack([v.double().flatten(1).mean(1).numpy() for v in values]).mean(0)
-
-
-def pooled(per_seed: list[Numbers]) -> float:
-    """Return the mean over seeds of the mean over examples; NaN if it is not finite."""
-    found = float(np.mean([v.mean() for v in per_seed]))
-    return found if math.isfinite(found) else float("nan")

@@ -21,6 +21,7 @@ class RegisteredTest:
         question: what the test settles.
         location: `module:class` of its `Experiment`.
         quick: whether `antiphase lab` runs it without `--full`.
+        primary: whether it belongs to the primary study, `antiphase lab --full`.
     """
 
     number: int
@@ -28,6 +29,7 @@ class RegisteredTest:
     question: str
     location: str
     quick: bool = False
+    primary: bool = False
 
     def load(self) -> "Experiment":
         """Import the test's module and return its experiment.
@@ -50,6 +52,7 @@ _TESTS = (
         "Do the two maps carry the same noise: do they agree on irrelevant tokens?",
         "antiphase.experiments.e01_agreement:AgreementTest",
         quick=True,
+        primary=True,
     ),
     RegisteredTest(
         2,
@@ -62,13 +65,13 @@ _TESTS = (
         "Gradient dynamics",
         "Does training make the maps agree on irrelevant tokens?",
         "antiphase.experiments.e03_gradients:GradientsTest",
-        quick=True,
     ),
     RegisteredTest(
         4,
         "Top-k",
         "Does standard attention with top-k do as well as V1?",
         "antiphase.experiments.e04_top_k:TopKTest",
+        primary=True,
     ),
     RegisteredTest(
         5,
@@ -76,24 +79,29 @@ _TESTS = (
         "Are differential maps sparser than standard ones, or do they leave the simplex?",
         "antiphase.experiments.e05_sparsity:SparsityTest",
         quick=True,
+        primary=True,
     ),
     RegisteredTest(
         6,
         "Signed mask",
         "Does one softmax with a learned sign do what the difference of two does?",
         "antiphase.experiments.e06_signed_mask:SignedMaskTest",
+        primary=True,
     ),
     RegisteredTest(
         7,
         "Length against noise",
         "Does the gain grow with noise at fixed length, or with length at fixed noise?",
         "antiphase.experiments.e07_grid:GridTest",
+        quick=True,
+        primary=True,
     ),
     RegisteredTest(
         8,
         "Head norm",
         "Does the head norm make the difference, rather than the subtraction?",
         "antiphase.experiments.e08_norm:NormTest",
+        primary=True,
     ),
     RegisteredTest(
         9,
@@ -112,19 +120,20 @@ _TESTS = (
         "Sinks",
         "Does differential attention have no attention sinks, and which others have none?",
         "antiphase.experiments.e11_sinks:SinksTest",
-        quick=True,
     ),
     RegisteredTest(
         12,
         "Gating",
         "Can a gated multi-head layer match differential attention at equal parameters?",
         "antiphase.experiments.e12_gating:GatingTest",
+        primary=True,
     ),
     RegisteredTest(
         13,
         "Cheap noise",
         "Is the noise map of low rank, and does a cheap noise map do as well as a full one?",
         "antiphase.experiments.e13_cheap_noise:CheapNoiseTest",
+        primary=True,
     ),
     RegisteredTest(
         15,
@@ -132,6 +141,7 @@ _TESTS = (
         "Where does the noise term matter most for the answer?",
         "antiphase.experiments.e15_layers:LayersTest",
         quick=True,
+        primary=True,
     ),
 )
 
@@ -142,8 +152,8 @@ def select_tests(numbers: list[int] | None, full: bool) -> list[RegisteredTest]:
     """Return the tests to run.
 
     Args:
-        numbers: these tests; None for the quick ones, or for all.
-        full: all tests, if no numbers are given.
+        numbers: these tests; None for the quick ones, or for those of the primary study.
+        full: the primary study, if no numbers are given.
 
     Raises:
         ValueError: there is no test of that number.
@@ -155,4 +165,4 @@ def select_tests(numbers: list[int] | None, full: bool) -> list[RegisteredTest]:
             )
     if numbers:
         return [EXPERIMENTS[n] for n in sorted(set(numbers))]
-    return [test for test in EXPERIMENTS.values() if full or test.quick]
+    return [test for test in EXPERIMENTS.values() if (test.primary if full else test.quick)]

@@ -37,7 +37,7 @@ class Result:
         figures: for the report.
         notes: what a reader of the verdicts must know.
         arms: names, and how each arm's recipe differs from the common one.
-        scope: which arms were measured, `quick arms` or `all arms`.
+        study_id: name of the study that it was measured in.
         seeds: of the training runs that it was measured on.
         keys: the test's version and the keys of these runs; a result is valid as long as the
             present code gives the same keys.
@@ -53,7 +53,7 @@ class Result:
     figures: list[Figure] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     arms: dict[str, str] = field(default_factory=dict)
-    scope: str = ""
+    study_id: str = ""
     seeds: list[int] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     why_not: str = ""
@@ -61,7 +61,8 @@ class Result:
     @property
     def provenance(self) -> str:
         """Return what the result was measured from; empty if the test was not run."""
-        return f"{self.scope}, seeds {', '.join(map(str, self.seeds))}" if not self.why_not else ""
+        seeds = ", ".join(map(str, self.seeds))
+        return f"study {self.study_id!r}, seeds {seeds}" if not self.why_not else ""
 
     def judgements(self) -> list[Judgement]:
         """Return the verdict on each prediction, with its gates and its p.
@@ -109,7 +110,7 @@ class Study:
         study_id: name of the study, as in its lock.
         seeds: of the study.
         lock: content of the lock that its predictions were written under; None without one.
-        tuning: what was tried for each arm before the study; without rows if nothing was.
+        training: tables of how the arms were tuned and trained.
     """
 
     results: list[Result]
@@ -120,7 +121,7 @@ class Study:
     study_id: str = ""
     seeds: list[int] = field(default_factory=list)
     lock: dict[str, Any] | None = None
-    tuning: Table = field(default_factory=lambda: Table("Tuning", [], []))
+    training: list[Table] = field(default_factory=list)
 
     def adjusted_p(self) -> dict[tuple[int, str], float]:
         """Return the p of every primary prediction with a verdict, adjusted by Holm's method.
@@ -144,7 +145,7 @@ class Study:
             "study_id": self.study_id,
             "seeds": self.seeds,
             "lock": self.lock,
-            "tuning": asdict(self.tuning),
+            "training": [asdict(table) for table in self.training],
             "results": [result_to_json(result) for result in self.results],
             "claims": [asdict(claim) for claim in self.claims],
             "claims_seeds": self.claims_seeds,
@@ -179,7 +180,7 @@ def load_study(folder: Path) -> Study:
         kept["study_id"],
         kept["seeds"],
         kept["lock"],
-        _table(kept["tuning"]),
+        [_table(table) for table in kept["training"]],
     )
 
 

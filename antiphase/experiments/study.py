@@ -1,13 +1,16 @@
-"""Run a study: train what the tests need, measure, and keep every number.
+"""Run a study: tune the arms, train what the tests need, measure, and keep every number.
 
-A study folder accumulates. `trained/` holds the runs, `measured/` one file per test. A test is
-measured again only if its version, arms, seeds or recipes have changed; tests that are not part of
-a call keep the result of an earlier call, as long as the present code still gives the same runs.
+A study folder accumulates. `trained/` holds the runs of tuning and study, `measured/` one file per
+test. A test is measured again only if its version, arms, seeds or recipes have changed; tests that
+are not part of a call keep the result of an earlier call, as long as the present code still gives
+the same runs.
 """
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,11 @@ from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
 from antiphase.analysis.statistics import seed_interval
-from antiphase.experiments.arms import COMMON, SEEDS, STANDARD, V1, Arm
-from antiphase.experiments.engine import LocalEngine, train_all
-from antiphase.experiments.experiment import Experiment
+from antiphase.experiments.arms import STANDARD, V1, Arm, Settings, TrainingRun, arm_recipe
+from antiphase.experiments.engine import LocalEngine, cores, duration, train_all
+from antiphase.experiments.experiment import Experiment, Table
+from antiphase.experiments.lock import check_lock, write_lock
+from antiphase.experiments.plans import Plan
 from antiphase.experiments.published_claims import published_claims
 from antiphase.experiments.registry import EXPERIMENTS, RegisteredTest
 from antiphase.experiments.results import (
@@ -29,78 +34,213 @@ from antiphase.experiments.results import (
     read_json,
     result_from_json,
     result_to_json,
+    without_nan,
 )
 from antiphase.experiments.trained_models import TrainedModels
-from antiphase.experiments.verdicts import require_measured
+from antiphase.experiments.training_tables import training_tables
+from antiphase.experiments.tuning import tune, tuning_table
+from antiphase.experiments.verdicts import Prediction, require_measured
+from antiphase.models import AntiphaseForCausalLM
+from antiphase.training import Recipe
 from antiphase.training.checkpoints import write_atomic
+from antiphase.training.components import dataset, model_config
 from antiphase.training.provenance import environment
 
-QUICK, ALL = "quick arms", "all arms"
+Runs = dict[str, list[TrainingRun]]
+"""The runs of each arm, by its name, one per seed."""
 
 
 def run_study(
+    plan: Plan,
     tests: Sequence[RegisteredTest],
     folder: Path,
     console: Console,
     *,
-    quick: bool,
-    seeds: Sequence[int] = SEEDS,
     engine: LocalEngine | None = None,
 ) -> Study:
-    """Train, measure and judge; what was trained or measured before is not repeated.
+    """Tune, train, measure and judge; what was trained or measured before is not repeated.
 
     Args:
+        plan: of the study.
         tests: the tests to run.
         folder: the study folder; other tests' results in it are kept.
         console: where progress is shown.
-        quick: train the quick arms of each test only.
-        seeds: of the training runs.
         engine: performs the runs; default: all cores of this machine.
 
     Returns:
         All tests of the registry, run now, run earlier, or not run.
 
     Raises:
+        LockError: the plan needs a lock and does not have a valid one.
         UnmeasuredEffectError: a test does not measure an effect that it predicts.
     """
     root = folder / "trained"
-    chosen = {test.number: test.load().arms_for(quick) for test in tests}
-    needed = [arm for arms in chosen.values() for arm in arms]
-    runs = {run.key: run for run in (arm.training_run(s) for arm in needed for s in seeds)}
-    errors = train_all(list(runs.values()), root, console, engine)
+    chosen = {test.number: test.load() for test in tests}
+    arms = distinct_arms(chosen.values())
+    lock = None
+    if plan.locked:
+        lock = check_lock(
+            plan.id, plan.seeds, predictions_of(plan), design_of(plan), folder, _started(plan, root)
+        )
+    _announce(plan, arms, root, console)
+    settings, tuning = _settings(plan, arms, root, console, engine)
+    runs: Runs = {
+        arm.name: [
+            TrainingRun(arm_recipe(plan.recipe, arm, settings[arm.name]).changed(seed=seed))
+            for seed in plan.seeds
+        ]
+        for arm in arms
+    }
+    errors = train_all([run for mine in runs.values() for run in mine], root, console, engine)
     disable_progress_bar()  # of loading each small model
     torch.set_num_threads(1)  # as the runs were trained; small products gain nothing from more
     results = []
     for number, entry in EXPERIMENTS.items():
         if number in chosen:
             with console.status(f"measuring: test {number}, {entry.title}"):
-                scope = QUICK if quick else ALL
-                result = _run(entry, chosen[number], list(seeds), scope, errors, folder)
+                result = _run(entry, chosen[number], plan, runs, errors, folder)
         else:
             result = _earlier(entry, folder)
         results.append(result)
     if kept := [r.number for r in results if r.number not in chosen and not r.why_not]:
         console.print(f"kept from earlier: tests {', '.join(map(str, kept))}", highlight=False)
-    compared = [arm for arm in (STANDARD, V1) if arm in needed]
-    claims, claims_seeds = _claims(compared, list(seeds), folder)
-    return Study(results, claims, claims_seeds, environment(), COMMON.as_dict())
+    models = TrainedModels.finished(runs, root)
+    claims, claims_seeds = _claims(models, plan, runs, folder)
+    with console.status("measuring: training"):
+        tables = training_tables(models, arms)
+    return Study(
+        results,
+        claims,
+        claims_seeds,
+        environment(),
+        plan.recipe.as_dict(),
+        plan.id,
+        list(plan.seeds),
+        lock,
+        [*([tuning] if tuning else []), *tables],
+    )
+
+
+def lock_study(plan: Plan, folder: Path) -> dict[str, Any]:
+    """Lock the predictions and the design of a study, before any of its runs.
+
+    Raises:
+        LockError: a run with one of its seeds exists, or another lock does.
+    """
+    root = folder / "trained"
+    existing = [(path.name, path) for path in _begun(plan, root)]
+    return write_lock(plan.id, plan.seeds, predictions_of(plan), design_of(plan), folder, existing)
+
+
+def predictions_of(plan: Plan) -> dict[int, Sequence[Prediction]]:
+    """Return the predictions of a plan's tests, by number."""
+    return {number: EXPERIMENTS[number].load().predictions for number in plan.tests}
+
+
+def design_of(plan: Plan) -> dict[str, Any]:
+    """Return what a plan trains: the common recipe, the arms and the tuning grid, as plain data."""
+    arms = distinct_arms([EXPERIMENTS[number].load() for number in plan.tests])
+    return {
+        "recipe": plan.recipe.as_dict(),
+        "arms": {arm.name: asdict(arm) for arm in arms},
+        "tuning": asdict(plan.grid) if plan.grid else None,
+    }
+
+
+def distinct_arms(tests: Sequence[Experiment] | Any) -> list[Arm]:
+    """Return the arms of tests, each once.
+
+    Raises:
+        ValueError: two different arms have the same name.
+    """
+    found: dict[str, Arm] = {}
+    for test in tests:
+        for arm in test.arms:
+            if found.setdefault(arm.name, arm) != arm:
+                raise ValueError(f"arms: two different arms are called {arm.name!r}; rename one")
+    return list(found.values())
+
+
+def _settings(
+    plan: Plan, arms: Sequence[Arm], root: Path, console: Console, engine: LocalEngine | None
+) -> tuple[dict[str, Settings], Table | None]:
+    """Return the settings of each arm, and the table of tuning if there was any."""
+    if plan.grid is None:
+        scale = float(plan.recipe.model.get("branch_scale", 1.0))
+        middle = {arm.name: {k: v[len(v) // 2] for k, v in arm.sweep.items()} for arm in arms}
+        return {a.name: Settings(plan.recipe.lr, scale, middle[a.name]) for a in arms}, None
+    found = tune(plan.recipe, arms, plan.grid, root, console, engine)
+    chosen = {t.arm.name: plan.grid.settings(t.best, t.options) for t in found}
+    return chosen, tuning_table(found, plan.grid)
+
+
+def _announce(plan: Plan, arms: Sequence[Arm], root: Path, console: Console) -> None:
+    """Print what the study costs at most, by the speed of its smallest unit on this machine."""
+    runs = len(arms) * len(plan.seeds)
+    steps = runs * plan.recipe.steps
+    text = f"study {plan.id!r}: {len(arms)} arms x {len(plan.seeds)} seeds = {runs} runs"
+    if plan.grid is not None:
+        tuning = len(arms) * 9 * len(plan.grid.seeds)
+        steps += tuning * plan.grid.steps
+        text += f", and about {tuning} short ones for tuning"
+    seconds = steps * _seconds_per_step(plan.recipe) / cores()
+    console.print(
+        f"{text}; at most {duration(seconds)} on {cores()} cores if none is done yet, less where "
+        "the criterion ends runs early",
+        highlight=False,
+    )
+
+
+def _seconds_per_step(recipe: Recipe) -> float:
+    """Time training steps of the common recipe on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    data = dataset(recipe, "train", recipe.batch_size)
+    with torch.random.fork_rng():
+        model = AntiphaseForCausalLM(model_config(recipe, data))
+    batch = torch.stack([data[i]["input_ids"] for i in range(recipe.batch_size)])
+    begin = 0.0
+    for step in range(4):
+        if step == 1:  # the first one warms up
+            begin = time.perf_counter()
+        model(batch, labels=batch, use_cache=False).loss.backward()
+    torch.set_num_threads(threads)
+    return (time.perf_counter() - begin) / 3
+
+
+def _begun(plan: Plan, root: Path) -> list[Path]:
+    """Return the folders of all runs with one of the plan's seeds, begun or finished."""
+    found = sorted(root.glob("*/recipe.yaml"))
+    seeds = {str(seed) for seed in plan.seeds}
+    return [p.parent for p in found if p.parent.name.rsplit("-", 2)[1] in seeds]
+
+
+def _started(plan: Plan, root: Path) -> list[tuple[str, datetime]]:
+    """Return when each run of the plan's seeds began: its recipe is written first, and once."""
+    return [
+        (
+            folder.name,
+            datetime.fromtimestamp((folder / "recipe.yaml").stat().st_mtime, timezone.utc),
+        )
+        for folder in _begun(plan, root)
+    ]
 
 
 def _run(
     entry: RegisteredTest,
-    arms: list[Arm],
-    seeds: list[int],
-    scope: str,
+    test: Experiment,
+    plan: Plan,
+    runs: Mapping[str, list[TrainingRun]],
     errors: dict[str, str],
     folder: Path,
 ) -> Result:
     """Measure a test on its trained arms, unless the same has been measured before."""
-    test = entry.load()
     result = _blank(entry, test)
-    result.arms = {arm.name: arm.changes(COMMON) for arm in arms}
-    result.scope, result.seeds, result.keys = scope, seeds, _keys(test, arms, seeds)
+    result.arms = {arm.name: _describe(plan.recipe, runs[arm.name][0]) for arm in test.arms}
+    mine = {arm.name: runs[arm.name] for arm in test.arms}
+    result.study_id, result.seeds, result.keys = plan.id, list(plan.seeds), _keys(test, mine)
     root = folder / "trained"
-    for run in (arm.training_run(seed) for arm in arms for seed in seeds):
+    for run in (run for group in mine.values() for run in group):
         if not run.finished(root):
             result.why_not = f"{run.title}: {errors.get(run.key, 'was not trained')}"
             return result
@@ -108,9 +248,9 @@ def _run(
     if earlier is not None and earlier.keys == result.keys and _complete(earlier, test):
         _adopt(result, earlier, test)
         return result
-    measured = test.measure(TrainedModels.finished(arms, seeds, root))
+    measured = test.measure(TrainedModels.finished(mine, root))
     require_measured(f"{entry.number} ({entry.title})", test.predictions, measured.effects)
-    result.effects = {effect: seed_interval(values) for effect, values in measured.effects.items()}
+    result.effects = {effect: seed_interval(v) for effect, v in measured.effects.items()}
     result.tables, result.figures = measured.tables, measured.figures
     result.notes = [*measured.notes, *([test.amended] if test.amended else [])]
     path = _measured_file(entry, folder)
@@ -119,24 +259,28 @@ def _run(
     return result
 
 
+def _describe(shared: Recipe, run: TrainingRun) -> str:
+    """Return the fields in which an arm's recipe differs from the common one, but for the seed."""
+    usual, mine = shared.as_dict(), run.recipe.as_dict()
+    changed = {k: v for k, v in mine.items() if k != "seed" and usual[k] != v}
+    return ", ".join(f"{name}={value}" for name, value in changed.items())
+
+
 def _earlier(entry: RegisteredTest, folder: Path) -> Result:
-    """Return the result of an earlier call, if the present code gives the same runs."""
+    """Return the result of an earlier call, if the present code still measures the same."""
     test = entry.load()
     result = _blank(entry, test)
     earlier = _stored(entry, folder)
     if earlier is None:
         result.why_not = "not selected"
         return result
-    known = {arm.name: arm for arm in (*test.arms, *(test.quick_arms or ()))}
-    arms = [known[name] for name in earlier.arms if name in known]
-    same = len(arms) == len(earlier.arms) and earlier.keys == _keys(test, arms, earlier.seeds)
-    if not same:
-        result.why_not = "measured earlier with other recipes or versions, so left out"
+    if earlier.keys[:1] != [_version(test)] or [*earlier.arms] != [arm.name for arm in test.arms]:
+        result.why_not = "measured earlier with other arms or another version, so left out"
         return result
     if not _complete(earlier, test):
         result.why_not = "measured earlier, without an effect that is predicted now; run it again"
         return result
-    result.arms, result.scope = earlier.arms, earlier.scope
+    result.arms, result.study_id = earlier.arms, earlier.study_id
     result.seeds, result.keys = earlier.seeds, earlier.keys
     _adopt(result, earlier, test)
     return result
@@ -157,12 +301,15 @@ def _adopt(result: Result, earlier: Result, test: Experiment) -> None:
 
 
 def _complete(earlier: Result, test: Experiment) -> bool:
-    needed = {effect for prediction in test.predictions for effect in prediction.required}
-    return needed <= set(earlier.effects)
+    return {e for prediction in test.predictions for e in prediction.required} <= {*earlier.effects}
 
 
-def _keys(test: Experiment, arms: Sequence[Arm], seeds: Sequence[int]) -> list[str]:
-    return [f"version {test.version}", *(arm.training_run(s).key for arm in arms for s in seeds)]
+def _version(test: Experiment) -> str:
+    return f"version {test.version}"
+
+
+def _keys(test: Experiment, runs: Runs) -> list[str]:
+    return [_version(test), *(run.key for mine in runs.values() for run in mine)]
 
 
 def _measured_file(entry: RegisteredTest, folder: Path) -> Path:
@@ -178,22 +325,20 @@ def _stored(entry: RegisteredTest, folder: Path) -> Result | None:
         return None  # of another version of the package: measured again
 
 
-def _claims(arms: list[Arm], seeds: list[int], folder: Path) -> tuple[list[Claim], list[int]]:
+def _claims(
+    models: TrainedModels, plan: Plan, runs: Runs, folder: Path
+) -> tuple[list[Claim], list[int]]:
     """Return the published numbers beside those of STANDARD and V1, and the seeds of ours."""
     path = folder / "measured" / "claims.json"
     kept = read_json(path)
-    models = TrainedModels.finished(arms, seeds, folder / "trained")
     if STANDARD not in models or V1 not in models:  # not part of this call, or not trained
-        if kept is None or kept["keys"] != _claim_keys(kept["seeds"]):
+        if kept is None:
             return [], []
-        seeds = kept["seeds"]
-    elif kept is None or kept["keys"] != _claim_keys(seeds):
-        found = [asdict(claim) for claim in published_claims(models)]
-        kept = {"keys": _claim_keys(seeds), "seeds": seeds, "claims": found}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, json.dumps(kept, indent=1))
-    return [claim_from_json(fields) for fields in kept["claims"]], seeds
-
-
-def _claim_keys(seeds: Sequence[int]) -> list[str]:
-    return [arm.training_run(seed).key for arm in (STANDARD, V1) for seed in seeds]
+    else:
+        keys = [run.key for arm in (STANDARD, V1) for run in runs[arm.name]]
+        if kept is None or kept["keys"] != keys:
+            found = [asdict(claim) for claim in published_claims(models)]
+            kept = {"keys": keys, "seeds": list(plan.seeds), "claims": found}
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, json.dumps(without_nan(kept), indent=1))
+    return [claim_from_json(fields) for fields in kept["claims"]], kept["seeds"]

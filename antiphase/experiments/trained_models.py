@@ -1,6 +1,6 @@
 """The trained models that a test measures, by arm and seed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,22 @@ from numpy.typing import NDArray
 
 from antiphase.analysis.statistics import Values, difference
 from antiphase.experiments.arms import Arm, TrainingRun
+from antiphase.experiments.conditions import AS_TRAINED, Condition
 from antiphase.models import AntiphaseForCausalLM
 from antiphase.tasks import task
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """The model of a finished run."""
+    """The model of a finished run.
 
+    Attributes:
+        arm: name of its arm.
+        run: that trained it.
+        folder: of the run.
+    """
+
+    arm: str
     run: TrainingRun
     folder: Path
 
@@ -26,10 +34,15 @@ class TrainedModel:
         path = self.folder / ("model" if step is None else f"milestones/step{step}")
         return AntiphaseForCausalLM.from_pretrained(path).eval()
 
-    def held_out(self, size: int, split: str = "test", **changes: Any) -> Any:
-        """Return the run's task on a held-out split, with some options changed if given."""
+    def milestones(self) -> list[int]:
+        """Return the steps whose weights were kept, first to last."""
+        wanted = self.run.recipe.milestones  # a run may have ended before some of them
+        return [step for step in wanted if (self.folder / f"milestones/step{step}").is_dir()]
+
+    def held_out(self, size: int, split: str = "test", condition: Condition = AS_TRAINED) -> Any:
+        """Return the run's task on a held-out split, under a condition."""
         recipe = self.run.recipe
-        options = {**recipe.task_options, **changes}
+        options = condition.task_options(recipe)
         return task(recipe.task)(split=split, size=size, seed=recipe.seed, **options)
 
 
@@ -40,30 +53,35 @@ Measure = Callable[[TrainedModel], NDArray[np.float64]]
 class TrainedModels:
     """The trained models of some arms, one per seed and in the same order of seeds."""
 
-    def __init__(self, models: dict[str, list[TrainedModel]]) -> None:
+    def __init__(self, models: Mapping[str, Sequence[TrainedModel]]) -> None:
         self._models = models
 
     @classmethod
-    def finished(cls, arms: Sequence[Arm], seeds: Sequence[int], root: Path) -> "TrainedModels":
-        """Return the arms of which every seed is trained."""
-        runs = {arm.name: [arm.training_run(seed) for seed in seeds] for arm in arms}
+    def finished(cls, runs: Mapping[str, Sequence[TrainingRun]], root: Path) -> "TrainedModels":
+        """Return the arms of which every seed is trained.
+
+        Args:
+            runs: of each arm, by name, one per seed.
+            root: folder of all runs.
+        """
         return cls(
             {
-                name: [TrainedModel(run, run.folder(root)) for run in mine]
+                name: [TrainedModel(name, run, run.folder(root)) for run in mine]
                 for name, mine in runs.items()
                 if all(run.finished(root) for run in mine)
             }
         )
 
-    def __getitem__(self, arm: Arm) -> list[TrainedModel]:
+    def __getitem__(self, arm: Arm) -> Sequence[TrainedModel]:
         return self._models[arm.name]
 
     def __contains__(self, arm: Arm) -> bool:
         return bool(self._models.get(arm.name))
 
     def milestones(self, arm: Arm) -> list[int]:
-        """Return the steps at which the arm's weights were kept."""
-        return self[arm][0].run.recipe.milestones
+        """Return the steps at which the weights of every seed were kept."""
+        kept = [model.milestones() for model in self[arm]]
+        return [step for step in kept[0] if all(step in steps for steps in kept)]
 
     def values(self, arm: Arm, measure: Measure) -> Values:
         """Measure every seed's model of an arm."""

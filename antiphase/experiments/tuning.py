@@ -6,10 +6,9 @@ An option of the mechanism that is swept is chosen first, at the centre of the g
 """
 
 import itertools
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +138,9 @@ def _held_out_loss(run: TrainingRun, root: Path) -> float:
 
 def tuning_table(found: Sequence[ArmTuning], grid: Grid) -> Table:
     """Return what was tried and chosen, one row per arm."""
-    tried = sorted({point for tuning in found for point in tuning.losses}, key=lambda p: (p[1], p[0]))
+    tried = sorted(
+        {point for tuning in found for point in tuning.losses}, key=lambda p: (p[1], p[0])
+    )
     columns = [
         f"lr {s.lr:g}, scale {s.branch_scale:g}" for s in (grid.settings(p, {}) for p in tried)
     ]

@@ -57,9 +57,10 @@ class AntiphaseConfig(PreTrainedConfig):
         rms_norm_eps: of all norms.
         attention_bias: whether the projections of attention have a bias.
         initializer_range: standard deviation of the initial weights.
-        initialisation: "scaled" lets every branch enter the residual stream at a small scale (see
-            `models.initialisation`); "published" is N(0, initializer_range) everywhere with
-            head-norm gains of 1, as in the public code. Loaded weights are not touched.
+        initialisation: "scaled": branches enter the residual stream at a small scale, equal for all
+            mechanisms, and attention logits have unit variance (`antiphase.models.initialisation`);
+            "published": N(0, initializer_range) everywhere and head-norm gains of 1, as in the
+            public code. Loaded weights are not touched.
         branch_scale: factor of the branches' scale under "scaled".
         tie_word_embeddings: whether the head shares the embedding's weights.
         use_cache: whether the model returns a KV cache by default.

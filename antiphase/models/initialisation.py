@@ -1,16 +1,19 @@
-"""How the branches of a new model start: at which scale they enter the residual stream.
+"""How a new model starts: the scale of its branches, and that of its attention logits.
 
-With N(0, 0.02) everywhere the stream starts at RMS 0.02, the token's embedding. An attention layer
-with a head norm of gain 1 then adds an output many times as large and buries the token, while one
-without a norm adds less than the token: mechanisms start at scales more than ten times apart, and
-short comparisons measure that. The scaled start brings the branches of all mechanisms to one order
-of magnitude:
+With N(0, 0.02) everywhere and head-norm gains of 1, as in the public code, the residual stream
+starts at RMS 0.02, the token's embedding. A layer with a head norm adds an output more than ten
+times as large and buries the token, one without a norm adds less than the token; so mechanisms
+start at scales far apart, and a short comparison measures that. And in narrow models attention
+starts uniform: the logits have a standard deviation of 0.02^2 D, 0.05 at D = 128.
 
-- W_O and the down projection are drawn with initializer_range * branch_scale / sqrt(2 L), as the L
-  layers add 2 L branches;
-- the gain of an RMS head norm starts at about the RMS that a head's output has without the norm.
+The scaled start brings all mechanisms to one order of magnitude, at any depth and width:
 
-The search that chose it is `docs/initialisation_search.py`, its numbers are in the log.
+- W_O and the down projection have standard deviation initializer_range * branch_scale / sqrt(2 L):
+  L layers add 2 L branches to the stream;
+- the gain of an RMS head norm is about the RMS that a head's output has without the norm;
+- W_Q and W_K have standard deviation 1 / sqrt(D): attention logits of unit variance.
+
+`docs/initialisation_search.py` is the search that chose it; the log has its numbers.
 """
 
 import math
@@ -21,8 +24,10 @@ from torch import nn
 from antiphase.attention.parts import HeadNorm
 from antiphase.models.config import AntiphaseConfig
 
+QUERIES_AND_KEYS = ("q_proj", "k_proj", "noise_q_proj", "noise_k_proj")
+
 # RMS of a head's output over that of V's rows, when nothing is learned yet: a row averages over its
-# visible keys, so its mean square is 1 / (number of keys); over the rows of 64 to 512 tokens the
+# visible keys, so its mean square is 1 / (number of keys). Over the rows of 64 to 512 tokens, the
 # root of the mean is 0.27 to 0.12.
 AVERAGING = 0.2
 
@@ -41,16 +46,19 @@ def head_norm_gain(config: AntiphaseConfig) -> float:
     return float(AVERAGING * config.initializer_range * math.sqrt(config.hidden_size))
 
 
-def scale_branches(block: Any, config: AntiphaseConfig) -> None:
-    """Initialise what decides the scale of a block's two branches.
+def scaled_start(block: Any, config: AntiphaseConfig) -> None:
+    """Initialise the matrices and gains of a block that the scaled start changes.
 
     Args:
-        block: with `self_attn` and `mlp`.
+        block: with `self_attn` and `mlp`, initialised as published.
         config: of the model.
     """
-    std = branch_std(config)
-    nn.init.normal_(block.self_attn.o_proj.weight, 0.0, std)
-    nn.init.normal_(block.mlp.down_proj.weight, 0.0, std)
-    for part in block.self_attn.modules():
+    attention = block.self_attn
+    for name in QUERIES_AND_KEYS:
+        if isinstance(projection := getattr(attention, name, None), nn.Linear):
+            nn.init.normal_(projection.weight, 0.0, config.hidden_size**-0.5)
+    for projection in (attention.o_proj, block.mlp.down_proj):
+        nn.init.normal_(projection.weight, 0.0, branch_std(config))
+    for part in attention.modules():
         if isinstance(part, HeadNorm) and part.kind == "rms":
             nn.init.constant_(part.gain, head_norm_gain(config))

@@ -15,7 +15,7 @@ from antiphase.attention import Attention, mechanism
 from antiphase.attention.parts import Float32Parameters
 from antiphase.models.cache import LayerCache
 from antiphase.models.config import AntiphaseConfig
-from antiphase.models.initialisation import scale_branches
+from antiphase.models.initialisation import scaled_start
 from antiphase.models.layers import Block, RotaryPositions, norm_of, sinusoidal
 from antiphase.models.masks import BACKENDS, ops_mask
 from antiphase.models.model_card import MODEL_TAGS, write_card
@@ -61,7 +61,7 @@ class AntiphasePreTrainedModel(PreTrainedModel):
         if isinstance(module, Float32Parameters):
             module.init_parameters()  # lambdas, gains and logits have initial values of their own
         if isinstance(module, Block) and self.config.initialisation == "scaled":
-            scale_branches(module, self.config)
+            scaled_start(module, self.config)
 
     def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
         """Return optimiser groups: matrices decay; lambdas, gains, embeddings and biases do not.

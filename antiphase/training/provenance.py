@@ -18,6 +18,8 @@ from antiphase.tasks import Language
 from antiphase.training.checkpoints import read_json, write_atomic
 from antiphase.training.recipe import Recipe
 
+# Fields that do not change what trained weights compute.
+_NOT_COMPARED = ("use_cache", "initialisation", "branch_scale")
 ENVIRONMENT, CORPUS, START = "environment.json", "text.json", "start.json"
 
 
@@ -90,7 +92,7 @@ def require_same_model(checkpoint: Path, config: AntiphaseConfig) -> None:
             f"has {now['vocab_size']}; the task, its text or its tokenizer has changed since"
         )
     for name in get_type_hints(AntiphaseConfig.__init__):
-        if name != "use_cache" and name in now and saved.get(name) != now[name]:
+        if name not in _NOT_COMPARED and name in now and saved.get(name) != now[name]:
             raise ValueError(
                 f"{checkpoint}: was trained with {name} = {saved.get(name)}, the recipe now says "
                 f"{now[name]}; resume with the recipe that the run began with, or start a new run"

@@ -65,11 +65,8 @@ def write_html(study: Study, path: Path) -> None:
         "</ul>",
         f"<p class=why>{escape(LEGEND)}.</p>",
     ]
-    if study.tuning.rows:
-        body += [
-            f"<h2>{escape(study.tuning.title)}</h2>",
-            _table(study.tuning.columns, study.tuning.rows),
-        ]
+    for table in study.training:
+        body += [f"<h2>{escape(table.title)}</h2>", _table(table.columns, table.rows)]
     if study.claims:
         body += [
             "<h2>Beside published numbers</h2>",

@@ -42,11 +42,8 @@ def as_markdown(study: Study) -> str:
         f"- {FOOTNOTE}",
         f"\n{LEGEND}.",
     ]
-    if study.tuning.rows:
-        parts += [
-            f"\n## {study.tuning.title}\n",
-            markdown_table(study.tuning.columns, study.tuning.rows),
-        ]
+    for table in study.training:
+        parts += [f"\n## {table.title}\n", markdown_table(table.columns, table.rows)]
     if study.claims:
         parts += [
             "\n## Beside published numbers\n",

@@ -1,0 +1,47 @@
+"""Conditions: the held-out sequences on which trained models are measured.
+
+Training repeats each needle, so that a sequence has many questions. The other conditions show each
+needle once, on sequences as long as in training or twice as long, whose distractors have keys at
+random (far) or differ from a needle in one token of the key (near).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from antiphase.training import Recipe
+
+
+@dataclass(frozen=True)
+class Condition:
+    """How held-out sequences differ from those of training.
+
+    Attributes:
+        name: in tables and effects.
+        length: times the length in training; 0 for sequences exactly as in training.
+        near: fraction of the distractors that are near.
+    """
+
+    name: str
+    length: int = 0
+    near: float = 0.0
+
+    def task_options(self, recipe: Recipe) -> dict[str, Any]:
+        """Return the options of a recipe's task under this condition."""
+        options = dict(recipe.task_options)
+        if self.length:
+            options |= {"repeats": 0, "near": self.near, "length": self.length * options["length"]}
+            if "mixed" in options:
+                options["mixed"] = False
+        return options
+
+
+AS_TRAINED = Condition("as trained")
+GRID = {  # length and distractors: test 7 measures in all four cells
+    (length, near): Condition(
+        f"{length}x length, {near} distractors", length, float(near == "near")
+    )
+    for length in (1, 2)
+    for near in ("far", "near")
+}
+STRESS = GRID[2, "near"]  # the hardest; where arms are compared and attention noise is measured
+CONDITIONS = (AS_TRAINED, *GRID.values())

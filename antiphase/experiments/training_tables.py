@@ -1,0 +1,88 @@
+"""How the arms of a study trained: steps to the criterion, and the scale of their branches."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from antiphase.analysis.branch_rms import branch_rms
+from antiphase.analysis.statistics import CensoredSteps, Values, log_rank, seed_interval
+from antiphase.experiments.arms import STANDARD, Arm
+from antiphase.experiments.experiment import Cell, Table
+from antiphase.experiments.trained_models import TrainedModel, TrainedModels
+from antiphase.training import criterion_of
+
+SEQUENCES = 8
+
+
+def training_tables(models: TrainedModels, arms: Sequence[Arm]) -> list[Table]:
+    """Return the tables of the arms that are trained; empty if none is."""
+    trained = [arm for arm in arms if arm in models]
+    if not trained:
+        return []
+    tables = [_branch_table(models, trained)]
+    if models[trained[0]][0].run.recipe.criterion is not None:
+        tables.insert(0, _criterion_table(models, trained))
+    return tables
+
+
+def steps_to_criterion(models: Sequence[TrainedModel]) -> CensoredSteps:
+    """Return the steps that each seed needed; a seed that did not get there is censored."""
+    found = [criterion_of(model.folder) for model in models]
+    assert all(c is not None for c in found), "finished runs with a criterion have a record of it"
+    known = [c for c in found if c is not None]
+    return CensoredSteps(
+        tuple(c.step if c.step is not None else c.decay_from for c in known),
+        tuple(c.reached for c in known),
+    )
+
+
+def _criterion_table(models: TrainedModels, arms: Sequence[Arm]) -> Table:
+    criterion = models[arms[0]][0].run.recipe.criterion
+    baseline = steps_to_criterion(models[STANDARD]) if STANDARD in models else None
+    rows: list[list[Cell]] = []
+    for arm in arms:
+        steps = steps_to_criterion(models[arm])
+        median = "not reached by half" if steps.median is None else f"{steps.median:g}"
+        p = ""
+        if baseline is not None and arm.name != STANDARD.name:
+            p = f"{log_rank(steps, baseline):.3g}"
+        each = ", ".join(
+            str(n) if reached else f"> {n}"
+            for n, reached in zip(steps.steps, steps.reached, strict=True)
+        )
+        rows.append([arm.name, f"{np.mean(steps.reached):.2f}", median, p, each])
+    columns = ["", "fraction of seeds", "median steps", "log-rank p against standard", "by seed"]
+    return Table(f"Steps to an accuracy of {criterion:g}", columns, rows)
+
+
+def _branch_table(models: TrainedModels, arms: Sequence[Arm]) -> Table:
+    """Return branch RMS over stream RMS at step 0, after warm-up and at the end."""
+    moments: dict[str, int | None] = {}
+    steps = models.milestones(arms[0])
+    if 0 in steps:
+        moments["step 0"] = 0
+    if len(steps) > 1:
+        moments[f"step {steps[1]}"] = steps[1]
+    moments["end"] = None
+    columns = [""]
+    for moment in moments:
+        columns += [f"attention, {moment}", f"feed-forward, {moment}"]
+    rows: list[list[Cell]] = []
+    for arm in arms:
+        cells: list[Cell] = [arm.name]
+        for step in moments.values():
+            attention, feed_forward = _ratios(models[arm], step)
+            cells += [seed_interval(attention), seed_interval(feed_forward)]
+        rows.append(cells)
+    return Table("RMS of a branch over that of its stream, mean over layers", columns, rows)
+
+
+def _ratios(models: Sequence[TrainedModel], step: int | None) -> tuple[Values, Values]:
+    attention, feed_forward = [], []
+    for model in models:
+        ids = torch.from_numpy(model.held_out(SEQUENCES).examples(range(SEQUENCES)).tokens)
+        found = branch_rms(model.load(step), ids)
+        attention.append(np.array([np.mean([b.attention_ratio for b in found])]))
+        feed_forward.append(np.array([np.mean([b.feed_forward_ratio for b in found])]))
+    return attention, feed_forward
