@@ -1,4 +1,4 @@
-"""Contests of arms under stress: sequences twice as long as in training, all distractors near."""
+"""Contests of arms under stress: each needle occurs once, and all distractors are near."""
 
 from collections.abc import Sequence
 from functools import partial
