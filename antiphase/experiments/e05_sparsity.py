@@ -62,7 +62,8 @@ def common_mode_rejection(model: TrainedModel, null: bool = False) -> Numbers:
     def metric(layer: LayerMaps, truth: GroundTruth) -> Tensor:
         difference = layer.difference
         if null:
-            assert layer.noise is not None and layer.lam is not None
+            assert layer.noise is not None
+            assert layer.lam is not None
             difference = layer.signal - layer.lam * from_another_example(layer.noise)
         return rejection(layer.signal, difference, truth)
 

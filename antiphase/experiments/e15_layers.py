@@ -137,11 +137,16 @@ class LayersTest(Experiment):
             for i in layers
         ]
         rows += [
-            interval_row(
-                f"{arm.name}, retrieval heads",
-                *(models.values(arm, partial(retrieval_logit_drop, edit=edit)) for edit in EDITS),
-            )
-            + [""]
+            [
+                *interval_row(
+                    f"{arm.name}, retrieval heads",
+                    *(
+                        models.values(arm, partial(retrieval_logit_drop, edit=edit))
+                        for edit in EDITS
+                    ),
+                ),
+                "",
+            ]
             for arm in self.arms
         ]
         columns = ["", *EDITS, "cosine of the noise term with the residual stream"]

@@ -48,7 +48,7 @@ class Grid:
         return Settings(self.lr * 2.0**rate, self.branch_scale * 2.0**scale, options)
 
 
-SQUARE: tuple[Point, ...] = tuple(itertools.product((-1, 0, 1), repeat=2))
+SQUARE: tuple[Point, ...] = tuple((rate, scale) for rate in (-1, 0, 1) for scale in (-1, 0, 1))
 CENTRE: Point = (0, 0)
 
 
@@ -112,7 +112,7 @@ def tune(
         if tuning.arm.sweep
     ]
     at_centre = losses([(t.arm, grid.settings(CENTRE, options)) for t, options in swept])
-    for loss, (tuning, options) in sorted(
+    for _, (tuning, options) in sorted(
         zip(at_centre, swept, strict=True), key=lambda pair: -pair[0]
     ):
         tuning.options = options  # the last one has the lowest loss
