@@ -1,15 +1,16 @@
 """Test 3: whether training makes the two maps agree on the noise."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from antiphase.analysis.metrics.dynamics import hessian_extremes, pair_gradients
 from antiphase.analysis.statistics import Interval, Values, seed_interval
-from antiphase.experiments.arms import V1
-from antiphase.experiments.e01_agreement import CORRELATION, NULL, above_null
+from antiphase.experiments.arms import STANDARD, V1
+from antiphase.experiments.contests import learned_effects, noise_effect
+from antiphase.experiments.e01_agreement import CORRELATION, GATES, OTHER_HEAD, above_null
 from antiphase.experiments.experiment import (
     Chart,
     Experiment,
@@ -18,24 +19,21 @@ from antiphase.experiments.experiment import (
     Table,
     interval_row,
 )
+from antiphase.experiments.model_measurements import Numbers
 from antiphase.experiments.trained_models import TrainedModel, TrainedModels
 from antiphase.experiments.verdicts import Effect, Prediction
 from antiphase.tasks.base import as_tensors
 from antiphase.training.callbacks import lambdas, read_metrics
 
-RISE = Effect(CORRELATION, V1.name, versus=NULL, condition="end minus start of training")
-FALL = Effect(CORRELATION, V1.name, versus=NULL, condition="start minus end of training")
+RISE = Effect(CORRELATION, V1.name, versus=OTHER_HEAD, condition="end minus start of training")
+FALL = Effect(CORRELATION, V1.name, versus=OTHER_HEAD, condition="start minus end of training")
 
 
 class GradientsTest(Experiment):
     """Agreement on I before and after training; gradients of the pair; curvature."""
 
-    version = 4
-    amended = (
-        "Amended after a first run: it measured the rise of the correlation alone (0.16 [0.09, "
-        "0.25]), though another head's rises as much; every agreement needs its null."
-    )
-    arms = (V1,)
+    version = 5
+    arms = (STANDARD, V1)
     predictions = (
         Prediction(
             "cancelling",
@@ -43,6 +41,7 @@ class GradientsTest(Experiment):
             "more",
             0.1,
             "if common noise is what helps, training makes it",
+            GATES,
             primary=True,
         ),
         Prediction(
@@ -51,6 +50,7 @@ class GradientsTest(Experiment):
             "more",
             0.1,
             "a sparse signed map comes from maps that move apart",
+            GATES,
             primary=True,
         ),
     )
@@ -58,8 +58,8 @@ class GradientsTest(Experiment):
     def measure(self, models: TrainedModels) -> Measurement:
         steps = models.milestones(V1)
 
-        def rise(model: TrainedModel) -> NDArray[np.float64]:
-            return above_null(model, steps[-1]) - above_null(model, steps[0])
+        def rise(model: TrainedModel) -> Numbers:
+            return above_null(model) - above_null(model, step=steps[0])
 
         cosines = {
             f"{part}1 and {part}2": [
@@ -80,10 +80,12 @@ class GradientsTest(Experiment):
             rows.append(interval_row(f"step {step}", largest, smallest))
         table = Table("Eigenvalues of the loss's Hessian", ["", "largest", "smallest"], rows)
         risen: Values = models.values(V1, rise)
-        return Measurement({RISE: risen, FALL: [-seed for seed in risen]}, [table], figures)
+        effects = {RISE: risen, FALL: [-seed for seed in risen]}
+        effects |= learned_effects(models, (V1,)) | noise_effect(models, STANDARD)
+        return Measurement(effects, [table], figures)
 
 
-def _lambda_chart(models: list[TrainedModel], steps: list[int]) -> Chart:
+def _lambda_chart(models: Sequence[TrainedModel], steps: list[int]) -> Chart:
     """Return lam of each layer over training."""
     found = {step: [lambdas(model.load(step)) for model in models] for step in steps}
     series = {
@@ -96,7 +98,7 @@ def _lambda_chart(models: list[TrainedModel], steps: list[int]) -> Chart:
     return Chart("lam over training", "step", "lam", series)
 
 
-def _gradient_norm_chart(models: list[TrainedModel]) -> Chart:
+def _gradient_norm_chart(models: Sequence[TrainedModel]) -> Chart:
     """Return the gradient norm over training, at the logged steps of each seed."""
     series: dict[str, list[tuple[Any, Interval]]] = {}
     for model in models:
@@ -116,7 +118,7 @@ def _batch(model: TrainedModel, size: int) -> dict[str, torch.Tensor]:
     return {name: tensors[name] for name in ("input_ids", "labels")}
 
 
-def _cosines(models: list[TrainedModel], step: int, part: str) -> list[float]:
+def _cosines(models: Sequence[TrainedModel], step: int, part: str) -> list[float]:
     """Return the mean cosine over layers of the gradients of a pair, per seed."""
     found = []
     for model in models:

@@ -3,12 +3,11 @@
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from antiphase.experiments.accuracy_under_stress import CONDITIONS, LONGER_NEAR, as_trained
-from antiphase.experiments.arms import Arm, base_recipe
+from antiphase.experiments.arms import Arm
+from antiphase.experiments.conditions import AS_TRAINED, STRESS, Condition
+from antiphase.experiments.contests import SIZE, learned_effects
 from antiphase.experiments.experiment import (
     Experiment,
     Measurement,
@@ -16,12 +15,25 @@ from antiphase.experiments.experiment import (
     bar_chart,
     interval_row,
 )
-from antiphase.experiments.model_measurements import answers
+from antiphase.experiments.model_measurements import Numbers, answers
 from antiphase.experiments.trained_models import TrainedModel, TrainedModels
-from antiphase.experiments.verdicts import AS_TRAINED, Effect, Prediction, learned, room
+from antiphase.experiments.verdicts import Effect, Prediction, learned, room
 
+UNANSWERABLE = {
+    "task": "unanswerable",
+    "task_options": {
+        "length": 64,
+        "keys": 8,
+        "values": 16,
+        "needles": 4,
+        "repeats": 3,
+        "queried": 1,
+        "noise": 1.0,
+    },
+    "criterion": None,  # it counts repeated needles, which all have an answer, more than refusals
+}
 ARMS = {
-    name: Arm(f"{name} (unanswerable)", base_recipe(attention, task="unanswerable"))
+    name: Arm(f"{name} (unanswerable)", attention, changes=UNANSWERABLE)
     for name, attention in (("standard", "standard"), ("V1", "diff_v1"), ("V2", "diff_v2"))
 }
 REFUSAL_RATE = 0.05  # on answerable questions, the same for all arms
@@ -30,14 +42,14 @@ HALLUCINATIONS = Effect(
     "answers to unanswerable questions",
     ARMS["standard"].name,
     versus=ARMS["V1"].name,
-    condition=f"equal refusal rate, {LONGER_NEAR}",
+    condition=f"equal refusal rate, {STRESS.name}",
 )
 HALLUCINATIONS_LEFT = replace(HALLUCINATIONS, versus=None)
 
 
 def outcome(
-    model: TrainedModel, which: str, equal_refusals: bool, condition: str
-) -> NDArray[np.float64]:
+    model: TrainedModel, which: str, equal_refusals: bool, condition: Condition = STRESS
+) -> Numbers:
     """Return 1 or 0 per question of a kind.
 
     Args:
@@ -46,9 +58,9 @@ def outcome(
             ones) or `correct` (correct answers to answerable ones).
         equal_refusals: shift the refusal's logit until the model refuses REFUSAL_RATE of the
             answerable questions, so that caution cannot pass for knowledge.
-        condition: one of CONDITIONS.
+        condition: of the sequences.
     """
-    found = answers(model, EXAMPLES, **CONDITIONS[condition])
+    found = answers(model, condition, EXAMPLES)
     refusal = model.held_out(1).refusal
     unanswerable = found.target == refusal
     others = found.logits.clone()
@@ -70,33 +82,27 @@ def outcome(
 class CautionTest(Experiment):
     """Answerable and unanswerable retrieval, both kinds of error, then at equal refusal rates."""
 
-    version = 4
-    amended = (
-        "Amended after a first run: on the task as trained no model makes errors, so the "
-        "prediction is now about harder sequences, which had not been measured before."
-    )
+    version = 5
     arms = tuple(ARMS.values())
     predictions = (
         Prediction(
             "cancelling",
             HALLUCINATIONS,
             "more",
-            0.02,
+            SIZE,
             "less noise is mistaken for an answer",
             gates=(
                 learned(ARMS["standard"].name),
                 learned(ARMS["V1"].name),
-                room(HALLUCINATIONS_LEFT, 0.02),
+                room(HALLUCINATIONS_LEFT, SIZE),
             ),
             primary=True,
         ),
     )
 
     def measure(self, models: TrainedModels) -> Measurement:
-        hallucinated = partial(
-            outcome, which="hallucinated", equal_refusals=True, condition=LONGER_NEAR
-        )
-        effects = as_trained(models, self.arms) | {
+        hallucinated = partial(outcome, which="hallucinated", equal_refusals=True)
+        effects = learned_effects(models, self.arms) | {
             HALLUCINATIONS: models.gain(ARMS["standard"], ARMS["V1"], hallucinated),
             HALLUCINATIONS_LEFT: models.values(ARMS["standard"], hallucinated),
         }
@@ -107,7 +113,7 @@ class CautionTest(Experiment):
         }
         rows = [
             interval_row(
-                f"{name}, {condition}" + (f", refusing {REFUSAL_RATE:.0%}" if equal else ""),
+                f"{name}, {condition.name}" + (f", refusing {REFUSAL_RATE:.0%}" if equal else ""),
                 *(
                     models.values(
                         arm,
@@ -116,7 +122,7 @@ class CautionTest(Experiment):
                     for which in columns.values()
                 ),
             )
-            for condition in (AS_TRAINED, LONGER_NEAR)
+            for condition in (AS_TRAINED, STRESS)
             for name, arm in ARMS.items()
             for equal in (False, True)
         ]

@@ -3,11 +3,10 @@
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from antiphase.analysis.metrics.sinks import outliers, sink_mass
-from antiphase.experiments.accuracy_under_stress import as_trained
-from antiphase.experiments.arms import STANDARD, V1, V2, Arm, base_recipe
+from antiphase.experiments.arms import GATED, STANDARD, V1, V2, Arm
+from antiphase.experiments.contests import learned_effects
 from antiphase.experiments.experiment import (
     Experiment,
     Measurement,
@@ -15,23 +14,22 @@ from antiphase.experiments.experiment import (
     bar_chart,
     interval_row,
 )
-from antiphase.experiments.model_measurements import by_example, maps_on_task
+from antiphase.experiments.model_measurements import Numbers, by_example, maps_on_task
 from antiphase.experiments.trained_models import TrainedModel, TrainedModels
 from antiphase.experiments.verdicts import Effect, Prediction, learned, room
 
-GATED = Arm("gated", base_recipe("gated"))
-OFF_BY_ONE = Arm("off by one", base_recipe("sink"))
+OFF_BY_ONE = Arm("off by one", "sink")
 SINK_MASS = {arm.name: Effect("mass on S", STANDARD.name, versus=arm.name) for arm in (V1, V2)}
 STANDARD_MASS = Effect("mass on S", STANDARD.name)
 
 
-def mass_on_first(model: TrainedModel) -> NDArray[np.float64]:
+def mass_on_first(model: TrainedModel) -> Numbers:
     """Return the fraction of the maps on the first token, by example."""
     maps = maps_on_task(model)
     return by_example([sink_mass(m.difference, maps.truth) for m in maps.layers])
 
 
-def outlier(model: TrainedModel, of: str, which: str) -> NDArray[np.float64]:
+def outlier(model: TrainedModel, of: str, which: str) -> Numbers:
     """Return a largest or median magnitude of `logits` or `hidden` states: one number per model."""
     captured = maps_on_task(model).captured
     if of == "hidden":
@@ -42,9 +40,8 @@ def outlier(model: TrainedModel, of: str, which: str) -> NDArray[np.float64]:
 class SinksTest(Experiment):
     """Mass on the first token, and outliers."""
 
-    version = 4
+    version = 5
     arms = (STANDARD, V1, V2, GATED, OFF_BY_ONE)
-    quick_arms = (STANDARD, V1, V2)
     predictions = tuple(
         Prediction(
             "unchaining",
@@ -59,8 +56,7 @@ class SinksTest(Experiment):
     )
 
     def measure(self, models: TrainedModels) -> Measurement:
-        trained = [arm for arm in self.arms if arm in models]
-        effects = as_trained(models, trained) | {
+        effects = learned_effects(models, self.arms) | {
             SINK_MASS[arm.name]: models.gain(STANDARD, arm, mass_on_first) for arm in (V1, V2)
         }
         effects[STANDARD_MASS] = models.values(STANDARD, mass_on_first)
@@ -74,7 +70,7 @@ class SinksTest(Experiment):
                     for which in ("top-1", "top-10", "median")
                 ),
             )
-            for arm in trained
+            for arm in self.arms
         ]
         columns = [
             "",
@@ -86,6 +82,6 @@ class SinksTest(Experiment):
             "top-10",
             "median",
         ]
-        masses = {arm.name: models.values(arm, mass_on_first) for arm in trained}
+        masses = {arm.name: models.values(arm, mass_on_first) for arm in self.arms}
         chart = bar_chart("Mass on the first token (S)", "fraction of |A|", {"": masses})
         return Measurement(effects, [Table("Sinks and outliers", columns, rows)], [chart])

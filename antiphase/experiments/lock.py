@@ -67,13 +67,13 @@ def write_lock(
             f"already, e.g. {key} ({path}); a lock must be older than its runs. Use other seeds"
         )
     commit, dirty = source_version()
-    plain = _plain(predictions)
+    plain, plain_design = _plain(predictions), json.loads(_canonical(design))
     lock = {
         "study_id": study_id,
         "seeds": list(seeds),
-        "digest": _digest([plain, json.loads(_canonical(design))]),
+        "digest": _digest([plain, plain_design]),
         "predictions": plain,
-        "design": design,
+        "design": plain_design,
         "commit": commit,
         "dirty": dirty,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -18,6 +18,7 @@ from antiphase.tasks.word_needles import WordNeedles
 
 PINNED = {
     "needle": "2173083fc7571f05",
+    "composite_needle": "6bd59df0ed1cbf6a",
     "recall": "e4f6b29c1243424e",
     "many_shot": "442cf31a8a862056",
     "unanswerable": "8375c8fda2b3414d",
@@ -27,6 +28,10 @@ VARIANTS = {  # options that take other branches than the defaults
     "needle": [
         ({"near": 0.5, "repeats": 2, "keys": 8}, "886ce99b155260dc"),
         ({"depth": 0.25, "queried": 2, "noise": 1.0, "length": 101}, "0f11c2143c237c84"),
+    ],
+    "composite_needle": [
+        ({"near": 0.5, "repeats": 2, "needles": 3}, "3204eec2abc960b4"),
+        ({"near": 1.0, "key_tokens": 3, "keys": 4, "queried": 2, "noise": 1.0}, "6a6a99ebeeeef510"),
     ],
     "recall": [({"pairs": 12, "queries": 3, "length": 71}, "57e82398ea763027")],
     "many_shot": [({"order": 2, "classes": 3, "words": 3}, "614b3e2c4095629a")],

@@ -163,6 +163,13 @@ def test_a_dataloader_gives_batches(name):
         ("needle", {"hay": 3}, "'needle' has no option 'hay'; its options are length, keys"),
         ("needle", {"split": "dev"}, "split: got 'dev', allowed are train, validation, test"),
         ("needle", {"size": 0}, "size: got 0"),
+        ("composite_needle", {"key_tokens": 1}, "key_tokens: got 1, expected 2 to 26"),
+        ("composite_needle", {"key_tokens": 27}, "keys of one token are the task 'needle'"),
+        ("composite_needle", {"keys": 1}, "keys, decoys: got 1, 16, expected at least 2 and 1"),
+        ("composite_needle", {"decoys": 0}, "keys, decoys: got 16, 0, expected at least 2 and 1"),
+        ("composite_needle", {"keys": 2}, "needles: got 4 of 4 keys; each needle needs its own"),
+        ("composite_needle", {"length": 13}, "tokens have 3 slots, fewer than the 4 of needles=4"),
+        ("needle", {"key_tokens": 2}, "'needle' has no option 'key_tokens'"),
         ("recall", {"pairs": 40}, "expected 1 <= queries <= pairs <= keys"),
         ("recall", {"length": 20}, "tokens leave 1 slots after 8 pairs"),
         ("many_shot", {"classes": 1}, "classes: got 1, expected 2 to labels=16"),
@@ -180,7 +187,9 @@ def test_invalid_options_say_what_to_change(name, options, message):
 
 
 def test_unknown_tasks_and_too_few_sequences_raise():
-    with pytest.raises(ValueError, match="task: got 'hay', allowed are needle, recall"):
+    with pytest.raises(
+        ValueError, match="task: got 'hay', allowed are needle, composite_needle, recall"
+    ):
         task("hay")
     two = {
         "length": 8,
