@@ -6,7 +6,7 @@ import numpy as np
 
 from antiphase.analysis.statistics import Values, difference
 from antiphase.experiments.arms import STANDARD, V1, V2, Arm
-from antiphase.experiments.conditions import GRID, STRESS
+from antiphase.experiments.conditions import GRID
 from antiphase.experiments.contests import learned_effects, noise_effect
 from antiphase.experiments.experiment import (
     Experiment,
@@ -26,8 +26,9 @@ BY_NOISE, BY_LENGTH = (
     Effect("gain in loss over standard", V1.name, condition=condition)
     for condition in ("near minus far, mean over lengths", "2x minus 1x length, mean over noise")
 )
-LOSS = Effect("loss", STANDARD.name, condition=STRESS.name)
-GATES = (learned(V1.name), learned(STANDARD.name), room(LOSS, SIZE), noise(STRESS.name))
+NOISY = GRID[1, "near"]
+LOSS = Effect("loss", STANDARD.name, condition=NOISY.name)
+GATES = (learned(V1.name), learned(STANDARD.name), room(LOSS, SIZE), noise(NOISY.name))
 
 
 class GridTest(Experiment):
@@ -67,9 +68,9 @@ class GridTest(Experiment):
         effects |= {
             Effect(BY_NOISE.metric, V2.name, condition=BY_NOISE.condition): _by_noise(gains, V2),
             Effect(BY_LENGTH.metric, V2.name, condition=BY_LENGTH.condition): _by_length(gains, V2),
-            LOSS: models.values(STANDARD, answer_loss),
+            LOSS: models.values(STANDARD, partial(answer_loss, condition=NOISY)),
         }
-        effects |= learned_effects(models, (STANDARD, V1)) | noise_effect(models, STANDARD)
+        effects |= learned_effects(models, (STANDARD, V1)) | noise_effect(models, STANDARD, NOISY)
         columns = ["", *(condition.name for condition in GRID.values())]
         tables = [
             Table(
