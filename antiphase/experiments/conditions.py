@@ -35,12 +35,13 @@ class Condition:
 
 
 AS_TRAINED = Condition("as trained")
-GRID = {  # length and distractors: test 7 measures in all four cells
+LENGTHS, DISTRACTORS = (1.0, 1.5), ("far", "near")
+GRID = {  # test 7 measures in all four cells
     (length, near): Condition(
-        f"{length}x length, {near} distractors", length, float(near == "near")
+        f"{length:g}x length, {near} distractors", length, float(near == "near")
     )
-    for length in (1, 2)
-    for near in ("far", "near")
+    for length in LENGTHS
+    for near in DISTRACTORS
 }
-STRESS = Condition("1.25x length, near distractors", 1.25, 1.0)  # where arms are compared
-CONDITIONS = (AS_TRAINED, *GRID.values(), STRESS)
+STRESS = GRID[1.5, "near"]  # where arms are compared, and attention noise is measured
+CONDITIONS = (AS_TRAINED, *GRID.values())

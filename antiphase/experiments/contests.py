@@ -5,7 +5,7 @@ from functools import partial
 
 from antiphase.analysis.statistics import Values
 from antiphase.experiments.arms import Arm
-from antiphase.experiments.conditions import AS_TRAINED, CONDITIONS, STRESS, Condition
+from antiphase.experiments.conditions import AS_TRAINED, CONDITIONS, STRESS
 from antiphase.experiments.experiment import Measurement, Table, bar_chart, interval_row
 from antiphase.experiments.model_measurements import accuracy, answer_loss, mass
 from antiphase.experiments.trained_models import TrainedModels
@@ -55,12 +55,10 @@ def learned_effects(models: TrainedModels, arms: Sequence[Arm]) -> dict[Effect, 
     return {learned(arm.name).effect: models.values(arm, measure) for arm in arms}
 
 
-def noise_effect(
-    models: TrainedModels, standard: Arm, condition: Condition = STRESS
-) -> dict[Effect, Values]:
+def noise_effect(models: TrainedModels, standard: Arm) -> dict[Effect, Values]:
     """Measure what the gate `noise` needs: the mass of standard's retrieval heads on I."""
-    measure = partial(mass, kind="irrelevant", condition=condition)
-    return {noise(condition.name).effect: models.values(standard, measure)}
+    measure = partial(mass, kind="irrelevant")
+    return {noise(STRESS.name).effect: models.values(standard, measure)}
 
 
 def compare(
