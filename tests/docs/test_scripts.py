@@ -24,9 +24,9 @@ def test_the_starts_of_the_initialisation_search():
     gain = {name: block.self_attn.norm.gain[0].item() for name, block in last.items()}
     assert gain["published"] == gain["W_O"] == 1.0
     assert gain["gain"] == gain["W_O, gain"] == pytest.approx(gain["scaled"], rel=1e-5)
-    wide = started["scaled, wide embedding"].model.embed_tokens.weight.std()
+    wide = started["scaled, wide embedding"].model.embed_tokens.weight.std().item()
     assert wide == pytest.approx(128**-0.5, rel=0.1)
-    assert scaled.model.embed_tokens.weight.std() == pytest.approx(0.02, rel=0.1)
+    assert scaled.model.embed_tokens.weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
 def test_the_search_names_every_run_once():
