@@ -119,17 +119,17 @@ def _show(study: "Study", folder: Path, output: Output) -> None:
     from antiphase.experiments.verdicts import READINGS
 
     published = report.published_beside(study)
-    rows = report.verdict_rows(study, published)
     page = report.write_report(study, folder)
     output.json(
         [
             {"test": result.number, "title": result.title, "why_not": result.why_not or None}
             | {reading: report.finding(study, result, reading) for reading in READINGS}
+            | {"published": report.published_findings(published, result.number)}
             for result in study.results
         ]
     )
-    if rows:
-        columns = report.verdict_columns(published)
+    if rows := report.narrow_verdict_rows(study, published):
+        columns = report.verdict_columns(published)[:-1]
         output.rows(columns, [[report.cell_text(cell) for cell in row] for row in rows])
     for line in report.not_run_lines(study, report.numbers_shown(study, published)):
         output.note(line)

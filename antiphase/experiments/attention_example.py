@@ -85,11 +85,6 @@ class HeadMap:
             found[i, : len(row)] = np.array(row) / 10**DIGITS
         return found
 
-    @property
-    def title(self) -> str:
-        """Return arm, map, layer and head."""
-        return f"{self.arm}: {self.name}, layer {self.layer}, head {self.head}"
-
 
 @dataclass(frozen=True)
 class AttentionExample:
@@ -121,6 +116,11 @@ class AttentionExample:
     def source(self) -> str:
         """Say which sequence it is."""
         return f"held-out sequence {self.sequence} of seed {self.seed}, {self.condition}"
+
+    def title(self, of: HeadMap) -> str:
+        """Return arm, map, layer, head and sequence of a map."""
+        head = f"layer {of.layer}, head {of.head}"
+        return f"{of.arm}: {of.name}, {head}, sequence {self.sequence}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON types; a row of a map is one string."""

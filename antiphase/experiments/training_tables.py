@@ -80,8 +80,8 @@ def _branch_table(models: TrainedModels, arms: Sequence[Arm]) -> Table:
             cells += [seed_interval(attention), seed_interval(feed_forward)]
         rows.append(cells)
     note = (
-        "How loudly attention and feed-forward layers speak into the residual stream. Arms that "
-        "start at different scales learn differently for that reason alone."
+        "How much attention and feed-forward layers add to the residual stream, over what is in "
+        "it. Arms that start at different scales learn differently for that reason alone."
     )
     return Table("RMS of a branch over that of its stream, mean over layers", columns, rows, note)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphase.analysis.statistics import Interval
-from antiphase.experiments.attention_example import AttentionExample
+from antiphase.experiments.attention_example import AttentionExample, HeadMap
 from antiphase.experiments.experiment import Table
 from antiphase.experiments.report.attention_picture import draw_attention, picture_caption
 from antiphase.experiments.report.interactive import plotly_figure, plotly_map
@@ -41,7 +41,6 @@ from antiphase.experiments.report.rows import (
     verdict_columns,
     verdict_rows,
 )
-from antiphase.experiments.report.static import map_rows
 from antiphase.experiments.report.words import MAPS_NOTE, RECIPE_NOTE, WORDS
 from antiphase.experiments.results import Result, Study
 from antiphase.experiments.verdicts import READINGS, Verdict
@@ -56,10 +55,10 @@ p, ul, dl { max-width: 50rem; } .status { font-weight: 600; }
 th, td { border: 1px solid var(--line); padding: .35rem .6rem; text-align: left; vertical-align: top; }
 th { background: var(--soft); } .why { color: #57606a; } code { background: var(--soft); padding: .1rem .3rem; overflow-wrap: anywhere; }
 .supported { background: #cfe5f5; font-weight: 600; } .refuted { background: #f8d5bf; font-weight: 600; } .failed { background: #f8d5bf; }
-.undecided { background: #f5f1d6; } .invalid { background: #e4dcec; } .descriptive { font-style: italic; }
+.undecided { background: #f5f1d6; } .invalid { background: #e4dcec; } .descriptive { font-style: italic; } .alone { white-space: nowrap; }
 dt { font-weight: 600; float: left; clear: left; margin-right: .5rem; } dd { margin: 0 0 .35rem; }
 figure { margin: 1rem 0; } figure img { width: 100%; } .plotly-graph-div { max-width: 100%; }
-.maps { display: flex; flex-wrap: wrap; gap: .5rem; } .maps > div { flex: 1 1 20rem; max-width: 23rem; min-width: 0; }
+.maps { display: flex; flex-wrap: wrap; gap: .5rem; } .maps > div { flex: 1 1 18rem; max-width: 23rem; min-width: 0; }
 @media (max-width: 40rem) {
   h1 { font-size: 1.3rem; } table { font-size: .8rem; } th, td { padding: .2rem .3rem; }
   table.cards, .cards tbody, .cards tr, .cards td, .cards th { display: block; border: 0; } .cards tr.head { display: none; }
@@ -158,19 +157,24 @@ def _picture(example: AttentionExample | None) -> str:
 
 
 def _maps(example: AttentionExample | None) -> str:
-    """Return the complete maps of a few heads, those of one head beside each other."""
+    """Return the complete maps of a few heads, by arm."""
     if example is None or not example.maps:
         return ""
     note = f"{MAPS_NOTE} Point at a cell for its weight. All on {example.source}."
     parts = [f"<h2>Attention maps of a few heads</h2><p class=why>{escape(note)}</p>"]
-    for maps in map_rows(example).values():
-        first = maps[0]
-        kind = "a retrieval head" if first.retrieves else "no retrieval head"
-        lam = "" if first.lam is None else f", lam {first.lam:g} at the question"
-        parts.append(f"<p>{first.arm}, layer {first.layer}, head {first.head}: {kind}{lam}.</p>")
-        drawn = "".join(f"<div>{_plotly(plotly_map(m, example))}</div>" for m in maps)
+    for arm in dict.fromkeys(m.arm for m in example.maps):
+        mine = [m for m in example.maps if m.arm == arm]
+        heads = dict.fromkeys(_about_head(m) for m in mine)
+        drawn = "".join(f"<div>{_plotly(plotly_map(m, example))}</div>" for m in mine)
+        parts.append(f"<p><b>{escape(arm)}</b>: {escape('; '.join(heads))}.</p>")
         parts.append(f"<div class=maps>{drawn}</div>")
     return "".join(parts)
+
+
+def _about_head(m: HeadMap) -> str:
+    kind = "a retrieval head" if m.retrieves else "no retrieval head"
+    lam = "" if m.lam is None else f", lam {m.lam:g} at the question"
+    return f"layer {m.layer}, head {m.head} is {kind}{lam}"
 
 
 def _training(study: Study) -> str:
@@ -242,7 +246,8 @@ def _cell(cell: ReportCell, name: str, seeds: Sequence[int]) -> str:
     interval = cell.interval if isinstance(cell, Finding) else cell
     attributes = f" data-name='{escape(name, quote=True)}'" if name else ""
     if isinstance(verdict, Verdict):
-        attributes += f" class={verdict.value.replace(' ', '-')}"
+        alone = " alone" if verdict is cell else ""
+        attributes += f" class='{verdict.value.replace(' ', '-')}{alone}'"
     elif cell == "FAILED":
         attributes += " class=failed"
     if isinstance(interval, Interval) and (values := by_seed_text(interval, seeds)):

@@ -17,7 +17,7 @@ from antiphase.analysis.palette import (
 from antiphase.analysis.statistics import Interval
 from antiphase.experiments.attention_example import AttentionExample, HeadMap
 from antiphase.experiments.experiment import Chart, Figure, Heatmap
-from antiphase.experiments.report.static import MAP_LIMIT, thinned
+from antiphase.experiments.report.static import MAP_LIMIT, NOT_VISIBLE, thinned
 
 COLOUR_SCALE = [[i / 2, colour] for i, colour in enumerate(DIVERGING)]
 SEED_DOTS = {"color": "#1b1f24", "size": 5, "opacity": 0.55}
@@ -40,6 +40,8 @@ def plotly_figure(figure: Figure, seeds: Sequence[int] = ()) -> Any:
             legend={"orientation": "h", "y": -0.25},
             scattermode="group" if figure.kind == "bars" else "overlay",
         )
+        if figure.kind == "bars":
+            drawn.update_xaxes(type="category")
     drawn.update_layout(
         title={"text": figure.title, "font": {"size": 15}},
         xaxis_title=figure.x,
@@ -70,15 +72,17 @@ def plotly_map(head_map: HeadMap, example: AttentionExample) -> Any:
         )
     )
     labels = [tokens[i] for i in places]
-    axis = {"tickmode": "array", "tickvals": places, "ticktext": labels, "tickfont": {"size": 9}}
+    ticks = {"tickvals": places, "ticktext": labels, "tickfont": {"size": 9}}
+    axis = {"tickmode": "array", "showgrid": False, "zeroline": False, **ticks}
     drawn.update_xaxes(**axis, tickangle=90)
     drawn.update_yaxes(**axis, autorange="reversed")
     T, answer = len(tokens), example.answer
     drawn.add_vrect(answer[0] - 0.5, answer[-1] + 0.5, line={"color": COLOURS[2], "width": 1.5})
     drawn.add_hrect(T - 1.5, T - 0.5, line={"color": "black", "width": 1})
     drawn.update_layout(
-        title={"text": head_map.title, "font": {"size": 12}},
+        title={"text": example.title(head_map), "font": {"size": 12}},
         template="plotly_white",
+        plot_bgcolor=NOT_VISIBLE,
         height=340,
         margin={"l": 45, "r": 5, "t": 40, "b": 45},
     )

@@ -83,7 +83,7 @@ def as_markdown(study: Study, published: Study | None = None) -> str:
 def _maps(example: AttentionExample) -> str:
     parts = ["\n## Attention maps of a few heads\n", f"{MAPS_NOTE} {example.source}.\n"]
     for name, maps in map_rows(example).items():
-        parts.append(f"![{maps[0].title}](figures/{name})\n")
+        parts.append(f"![{example.title(maps[0])}](figures/{name})\n")
     return "\n".join(parts)
 
 

@@ -4,7 +4,8 @@ A cell with a verdict holds the `Verdict` itself; how it is shown is up to the f
 """
 
 import math
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +16,17 @@ from antiphase.experiments.results import NOT_SELECTED, Result, Study
 from antiphase.experiments.verdicts import (
     LEVEL,
     MIN_SEEDS,
+    READINGS,
     CheckedGate,
     Gate,
+    Prediction,
     Verdict,
 )
 
 DAGGER = "†"
 FOOTNOTE = f"{DAGGER} the test has a note that a reader of its verdict must know"
+
+NAME_WIDTH = 18  # of a test's name in a terminal of 80 columns
 
 GATE_COLUMNS = ["gate", "what is measured", "passes if", "measured", "outcome", "of predictions"]
 ARM_COLUMNS = ["arm", "recipe"]
@@ -53,8 +58,8 @@ class Finding:
         if self.exploratory:
             parts.append("exploratory")
         if self.failed:
-            parts.append(f"gate failed: {', '.join(self.failed)}")
-        return "; ".join(parts)
+            parts.append(f"failed gates: {' and '.join(self.failed)}")
+        return ", ".join(parts)
 
 
 ReportCell = str | Interval | Verdict | Finding | None
@@ -95,9 +100,18 @@ def finding(study: Study, result: Result | None, reading: str) -> Finding | None
     return None
 
 
+def published_findings(published: Study | None, number: int) -> dict[str, Finding]:
+    """Return what the published study says about each reading in a test."""
+    if published is None:
+        return {}
+    result = next((r for r in published.results if r.number == number), None)
+    found = {reading: finding(published, result, reading) for reading in READINGS}
+    return {reading: f for reading, f in found.items() if f is not None}
+
+
 def verdict_columns(published: Study | None = None) -> list[str]:
     """Return the headings of `verdict_rows`."""
-    beside = [] if published is None else ["published study"]
+    beside = [] if published is None else ["published"]
     return ["test", "reading", *beside, "measured here", "prediction"]
 
 
@@ -112,23 +126,42 @@ def verdict_rows(study: Study, published: Study | None = None) -> list[Row]:
         The test (in its first row only), the reading, what the published study says, what this one
         measured, and the prediction.
     """
-    earlier = {} if published is None else {r.number: r for r in ran(published)}
     rows: list[Row] = []
+    for name, prediction, theirs, here in _found(study, published):
+        beside: Row = [] if published is None else [theirs]
+        what = f"{prediction.effect}: {prediction.bound}"
+        rows.append([name, prediction.reading, *beside, here, what])
+    return rows
+
+
+def narrow_verdict_rows(study: Study, published: Study | None = None) -> list[Row]:
+    """Return the rows of `verdict_rows` for a terminal, without the last column.
+
+    What was measured has its effect beside it; of the published study there is the verdict alone.
+    """
+    rows: list[Row] = []
+    for name, prediction, theirs, here in _found(study, published):
+        beside: Row = [] if published is None else [theirs and theirs.verdict]
+        measured = "" if here is None else f"{prediction.effect}: {here}"
+        rows.append([textwrap.fill(name, NAME_WIDTH), prediction.reading, *beside, measured])
+    return rows
+
+
+def _found(
+    study: Study, published: Study | None
+) -> Iterator[tuple[str, Prediction, Finding | None, Finding | None]]:
+    """Yield test, primary prediction, and what the published and this study say about it."""
+    earlier = {} if published is None else {r.number: r for r in ran(published)}
     for result in study.results:
         theirs = earlier.get(result.number)
         if result.why_not and theirs is None:
             continue
-        shown = result if theirs is None or not result.why_not else theirs
+        shown = theirs if theirs is not None and result.why_not else result
         name = heading(shown)
         for prediction in (p for p in shown.predictions if p.primary):
-            here = finding(study, result, prediction.reading)
-            beside: Row = []
-            if published is not None:
-                beside = [finding(published, theirs, prediction.reading)]
-            what = f"{prediction.effect}: {prediction.bound}"
-            rows.append([name, prediction.reading, *beside, here, what])
+            before = published and finding(published, theirs, prediction.reading)
+            yield name, prediction, before, finding(study, result, prediction.reading)
             name = ""
-    return rows
 
 
 def numbers_shown(study: Study, published: Study | None = None) -> list[int]:
@@ -145,7 +178,8 @@ def not_run_lines(study: Study, shown: Sequence[int] = ()) -> list[str]:
         shown: numbers of tests to leave out, unless they failed.
     """
     lines = [
-        f"Test {result.number} ({result.title}), no result: {result.why_not}. `{command(result)}`"
+        f"Test {result.number} ({result.title}), no result: {result.why_not}; run it with "
+        f"`{command(result)}`."
         for result in study.results
         if result.why_not not in ("", NOT_SELECTED)
     ]
@@ -153,7 +187,7 @@ def not_run_lines(study: Study, shown: Sequence[int] = ()) -> list[str]:
     if others:
         names = ", ".join(f"{r.number} {r.title}" for r in others)
         numbers = ",".join(str(r.number) for r in others)
-        lines.append(f"Not run: {names}. `antiphase lab --only {numbers}`")
+        lines.append(f"Not run: {names}; run them with `antiphase lab --only {numbers}`.")
     return lines
 
 

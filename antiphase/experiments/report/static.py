@@ -19,6 +19,7 @@ from antiphase.experiments.experiment import Chart, Heatmap
 from antiphase.experiments.results import Result
 
 MAP_LIMIT = 0.5  # weights beyond this have the strongest colour
+NOT_VISIBLE = "#e6e6e6"  # of later tokens in a map
 LABELS = 16  # of tokens on an axis of a map
 
 
@@ -130,7 +131,7 @@ def write_maps(example: AttentionExample, folder: Path) -> None:
         bar = drawn.colorbar(image, ax=list(axes[0]), extend="both", aspect=30, pad=0.02)
         bar.set_label("attention weight", fontsize=8)
         bar.ax.tick_params(labelsize=7)
-        drawn.savefig(folder / name, dpi=110)
+        drawn.savefig(folder / name, dpi=110, bbox_inches="tight")
         plt.close(drawn)
 
 
@@ -139,7 +140,7 @@ def _map(axis: Any, m: HeadMap, example: AttentionExample) -> Any:
     from matplotlib.patches import Rectangle
 
     T, places = len(example.tokens), thinned(example)
-    axis.set_facecolor("#e6e6e6")  # tokens that are not visible
+    axis.set_facecolor(NOT_VISIBLE)
     limits = {"vmin": -MAP_LIMIT, "vmax": MAP_LIMIT, "interpolation": "nearest"}
     image = axis.imshow(m.weights, cmap=diverging_colormap(), **limits)
     first, last = example.answer[0], example.answer[-1]
@@ -149,5 +150,5 @@ def _map(axis: Any, m: HeadMap, example: AttentionExample) -> Any:
     labels = [example.tokens[i] for i in places]
     axis.set_xticks(places, labels, rotation=90, fontsize=7)
     axis.set_yticks(places, labels, fontsize=7)
-    axis.set_title(m.title, fontsize=9)
+    axis.set_title(example.title(m), fontsize=9)
     return image

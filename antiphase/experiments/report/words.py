@@ -20,8 +20,8 @@ WORDS: dict[str, str] = {
     ),
     "as trained, stress": (
         "conditions of the held-out sequences. As trained: as in training. Stress (in tables: "
-        f"{STRESS.name}): each needle once, and all distractors near. Near distractors have keys that needles of "
-        "other sequences have; far ones have keys that no needle has"
+        f"{STRESS.name}): each needle once, and all distractors near. Near distractors have "
+        "keys that needles of other sequences have; far ones have keys that no needle has"
     ),
     "null": (
         "the same measurement where there is nothing to find, e.g. with A2 of another head or "
@@ -74,6 +74,6 @@ RECIPE_NOTE = "All models share this recipe, except for the changes named at eac
 MAPS_NOTE = (
     "Rows are queries, columns are the tokens that they attend to; blue weights are positive, "
     "orange ones negative, white is zero, and the colour is strongest from ±0.5 on. Green: the "
-    "columns of the answer. Black: the row of the question. Of each arm the two heads with the "
-    "largest mass on R."
+    "columns of the answer. Black: the row of the question. Grey: later tokens. Of each arm the "
+    "two heads with the largest mass on R."
 )
