@@ -159,8 +159,9 @@ def _found(
         shown = theirs if theirs is not None and result.why_not else result
         name = heading(shown)
         for prediction in (p for p in shown.predictions if p.primary):
-            before = published and finding(published, theirs, prediction.reading)
-            yield name, prediction, before, finding(study, result, prediction.reading)
+            reading = prediction.reading
+            before = None if published is None else finding(published, theirs, reading)
+            yield name, prediction, before, finding(study, result, reading)
             name = ""
 
 

@@ -144,7 +144,7 @@ def _map(axis: Any, m: HeadMap, example: AttentionExample) -> Any:
     limits = {"vmin": -MAP_LIMIT, "vmax": MAP_LIMIT, "interpolation": "nearest"}
     image = axis.imshow(m.weights, cmap=diverging_colormap(), **limits)
     first, last = example.answer[0], example.answer[-1]
-    frame = {"fill": False, "lw": 1.2}
+    frame: dict[str, Any] = {"fill": False, "lw": 1.2}
     axis.add_patch(Rectangle((first - 0.5, -0.5), last - first + 1, T, ec=COLOURS[2], **frame))
     axis.add_patch(Rectangle((-0.5, T - 1.5), T, 1, ec="black", **frame))
     labels = [example.tokens[i] for i in places]
