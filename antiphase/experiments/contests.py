@@ -57,8 +57,8 @@ def learned_effects(models: TrainedModels, arms: Sequence[Arm]) -> dict[Effect, 
 
 def noise_effect(models: TrainedModels, standard: Arm) -> dict[Effect, Values]:
     """Measure what the gate `noise` needs: the mass of standard's retrieval heads on I."""
-    gate = noise(STRESS.name)
-    return {gate.effect: models.values(standard, partial(mass, kind="irrelevant"))}
+    measure = partial(mass, kind="irrelevant")
+    return {noise(STRESS.name).effect: models.values(standard, measure)}
 
 
 def compare(

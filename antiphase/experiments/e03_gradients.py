@@ -126,6 +126,7 @@ def _cosines(models: Sequence[TrainedModel], step: int, part: str) -> list[float
         net(**_batch(model, 32), use_cache=False).loss.backward()
         layers = net.model.attention_layers
         found.append(float(np.mean([pair_gradients(layer)[part] for layer in layers])))
+        net.zero_grad()
     return found
 
 

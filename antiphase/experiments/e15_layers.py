@@ -1,6 +1,6 @@
 """Test 15: in which layers the noise term matters, and whether it must be that of the sequence."""
 
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -36,6 +36,7 @@ LAST_OVER_FIRST = Effect(
 )
 
 
+@lru_cache(maxsize=1024)
 def logit_drop(model: TrainedModel, layer: int, edit: str = "knocked out") -> Numbers:
     """Return how far the answer's logit falls when a layer's noise map is edited, by example."""
     maps = maps_on_task(model)
@@ -43,6 +44,7 @@ def logit_drop(model: TrainedModel, layer: int, edit: str = "knocked out") -> Nu
     return change.mean(1).numpy()
 
 
+@lru_cache(maxsize=1024)
 def retrieval_logit_drop(model: TrainedModel, edit: str) -> Numbers:
     """Return how far the answer's logit falls when the noise maps of retrieval heads are edited.
 

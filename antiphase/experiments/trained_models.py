@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,8 @@ class TrainedModel:
     folder: Path
 
     def load(self, step: int | None = None) -> AntiphaseForCausalLM:
-        """Load the model at the run's end, or at a milestone."""
-        path = self.folder / ("model" if step is None else f"milestones/step{step}")
-        return AntiphaseForCausalLM.from_pretrained(path).eval()
+        """Load the model at the run's end, or at a milestone; it is shared, leave it unchanged."""
+        return _load(self.folder / ("model" if step is None else f"milestones/step{step}"))
 
     def milestones(self) -> list[int]:
         """Return the steps whose weights were kept, first to last."""
@@ -44,6 +44,11 @@ class TrainedModel:
         recipe = self.run.recipe
         options = condition.task_options(recipe)
         return task(recipe.task)(split=split, size=size, seed=recipe.seed, **options)
+
+
+@lru_cache(maxsize=64)  # loading a small model takes longer than most measurements of it
+def _load(path: Path) -> AntiphaseForCausalLM:
+    return AntiphaseForCausalLM.from_pretrained(path).eval()
 
 
 Measure = Callable[[TrainedModel], NDArray[np.float64]]

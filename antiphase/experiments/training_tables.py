@@ -20,10 +20,9 @@ def training_tables(models: TrainedModels, arms: Sequence[Arm]) -> list[Table]:
     trained = [arm for arm in arms if arm in models]
     if not trained:
         return []
-    tables = [_branch_table(models, trained)]
-    if models[trained[0]][0].run.recipe.criterion is not None:
-        tables.insert(0, _criterion_table(models, trained))
-    return tables
+    to_criterion = [arm for arm in trained if models[arm][0].run.recipe.criterion is not None]
+    tables = [_criterion_table(models, to_criterion)] if to_criterion else []
+    return [*tables, _branch_table(models, trained)]
 
 
 def steps_to_criterion(models: Sequence[TrainedModel]) -> CensoredSteps:

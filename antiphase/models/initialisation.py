@@ -11,7 +11,8 @@ depth and width:
 
 - W_O has standard deviation initializer_range * branch_scale / sqrt(2 L): L layers add 2 L branches
   to the stream. (The down projection keeps initializer_range: scaled likewise, it learned slower.)
-- the gain of an RMS head norm is about the RMS that a head's output has without the norm;
+- the gain of an RMS head norm, times V1's factor 1 - lam_init, is about the RMS of a head's output
+  without the norm;
 - W_Q and W_K have standard deviation 1 / sqrt(D): attention logits of unit variance.
 
 `docs/initialisation_search.py` is the search that chose it; the log has its numbers.
@@ -39,8 +40,8 @@ def output_std(config: AntiphaseConfig) -> float:
     return float(config.initializer_range * factor)
 
 
-def head_norm_gain(config: AntiphaseConfig) -> float:
-    """Return the initial gain of RMS head norms.
+def normed_rms(config: AntiphaseConfig) -> float:
+    """Return the RMS at which the outputs of RMS head norms start.
 
     V's rows have RMS initializer_range * sqrt(D), since the layer's input is normalised.
     """
@@ -61,4 +62,4 @@ def scaled_start(block: Any, config: AntiphaseConfig) -> None:
     nn.init.normal_(attention.o_proj.weight, 0.0, output_std(config))
     for part in attention.modules():
         if isinstance(part, HeadNorm) and part.kind == "rms":
-            nn.init.constant_(part.gain, head_norm_gain(config))
+            nn.init.constant_(part.gain, normed_rms(config) / part.factor)
