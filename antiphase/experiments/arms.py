@@ -5,7 +5,9 @@ sizes, budget) and tuning adds the learning rate and the branch scale that suit 
 named by everything that decides its outcome, so tests share runs and none is repeated.
 """
 
+import shutil
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +82,7 @@ class TrainingRun:
     def __hash__(self) -> int:
         return hash(self.key)
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Return a name made of everything that decides the outcome.
 
@@ -123,7 +125,8 @@ class TrainingRun:
         folder = self.folder(root)
         with exclusive_lock(root / f"{self.key}.lock"):
             if not (folder / "recipe.yaml").is_file():
-                train(self.recipe, folder, force=True, quiet=True)
+                shutil.rmtree(folder, ignore_errors=True)  # of a run killed before it began
+                train(self.recipe, folder, quiet=True)
             else:
                 resume(folder, quiet=True)
 

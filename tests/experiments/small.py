@@ -69,6 +69,16 @@ class InProcess(LocalEngine):
                 yield job, None
 
 
+class OneArmTest(Experiment):
+    """A test that measures one arm and predicts nothing."""
+
+    arms = (STANDARD,)
+    predictions = ()
+
+    def measure(self, models):
+        return compare(models, self.arms, [])
+
+
 class TwoArmsTest(Experiment):
     """A contest of two arms, one of them with an option that tuning chooses."""
 

@@ -7,7 +7,7 @@ after that is the lab's own: retrieval heads, metrics, gates, intervals, verdict
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,6 +66,9 @@ class World:
     elsewhere: str = "plain"
     drop: dict[str, list[list[float]]] = field(default_factory=dict)
     full_rank: bool = False
+
+
+config = cache(partial(preset, "nano"))
 
 
 def generator(*names: object) -> np.random.Generator:
@@ -171,7 +174,7 @@ def measured(monkeypatch) -> Callable[[int, World], Result]:
                 model, split
             ),
             (TrainedModel, "load"): lambda model, step=None: SimpleNamespace(
-                config=preset("nano", model.run.recipe.attention), world=world, model=model
+                config=config(model.run.recipe.attention), world=world, model=model
             ),
             (flow, "logit_change"): logit_change,
             (e15_layers, "residual_cosine"): lambda net, ids: torch.zeros(LAYERS, B, T),

@@ -72,7 +72,7 @@ def test_invalid_and_descriptive_rows_have_no_p():
 
 def test_the_page_and_the_markdown_show_lock_tuning_and_verdicts(tmp_path):
     tuning = Table("Tuning", ["arm", "learning rate"], [["V1", "0.003"]])
-    study = small_study(lock=LOCK, tuning=tuning, study_id="first", seeds=[10, 11])
+    study = small_study(lock=LOCK, training=[tuning], study_id="first", seeds=[10, 11])
     text = as_markdown(study)
     write_html(study, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()

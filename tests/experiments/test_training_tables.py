@@ -1,0 +1,84 @@
+"""How arms trained: steps to the criterion, with seeds that did not reach it, and branch RMS."""
+
+import json
+
+import pytest
+
+from antiphase.analysis.statistics import CensoredSteps, log_rank
+from antiphase.experiments import training_tables
+from antiphase.experiments.arms import GATED, STANDARD, V1, V2
+from antiphase.experiments.experiment import Table
+from antiphase.experiments.trained_models import TrainedModel, TrainedModels
+from tests.experiments.small import small_run
+
+ARMS = (STANDARD, V1, V2, GATED)
+END = 600  # the decay of a run that did not reach the criterion begins here
+BRANCHES = Table("branches", [], [])
+
+
+@pytest.fixture
+def models(tmp_path, monkeypatch):
+    """Return a function from steps to the criterion by arm (None: not reached) to its models."""
+    monkeypatch.setattr(training_tables, "_branch_table", lambda models, arms: BRANCHES)
+
+    def plant(steps, **changes):
+        found = {}
+        for name, by_seed in steps.items():
+            arm = next(arm for arm in ARMS if arm.name == name)
+            found[name] = []
+            for seed, step in enumerate(by_seed):
+                run = small_run(arm, seed, **changes)
+                folder = run.folder(tmp_path)
+                folder.mkdir()
+                outcome = {
+                    "criterion": 0.99,
+                    "reached": step is not None,
+                    "step": step,
+                    "decay_from": END if step is None else step + 50,
+                    "end": END + 100,
+                }
+                if run.recipe.criterion is not None:
+                    (folder / "criterion.json").write_text(json.dumps(outcome))
+                found[name].append(TrainedModel(name, run, folder))
+        return TrainedModels(found)
+
+    return plant
+
+
+STEPS = {
+    "standard": [400, 450, 500, None, 350, None, 400, 450],
+    "V1": [100, 150, 100, 150, 200, 100, 150, 100],
+    "V2": [400, None, 500, 450, 350, 400, None, 450],
+    "gated": [None, None, None, None, None, 300, 300, 300],
+}
+
+
+def test_steps_to_the_criterion_show_censored_seeds_and_the_log_rank_test(models):
+    table, branches = training_tables.training_tables(models(STEPS), ARMS)
+    assert table.title == "Steps to an accuracy of 0.99"
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["standard"] == ["0.75", "450", "", "400, 450, 500, > 600, 350, > 600, 400, 450"]
+    assert rows["V1"][:2] == ["1.00", "100"]
+    assert rows["gated"][1] == "not reached by half"
+    assert float(rows["V1"][2]) < 0.001
+    assert float(rows["V2"][2]) > 0.5
+    standard, gated = (
+        CensoredSteps(
+            tuple(END if s is None else s for s in STEPS[arm]),
+            tuple(s is not None for s in STEPS[arm]),
+        )
+        for arm in ("standard", "gated")
+    )
+    assert rows["gated"][2] == f"{log_rank(gated, standard):.3g}"
+    assert branches == BRANCHES
+
+
+def test_without_standard_there_is_no_p(models):
+    (table, _) = training_tables.training_tables(models({"V1": STEPS["V1"]}), [STANDARD, V1])
+    assert [row[3] for row in table.rows] == [""]
+
+
+def test_runs_without_a_criterion_have_no_such_table(models):
+    found = training_tables.training_tables(models({"V1": STEPS["V1"]}, criterion=None), [V1])
+    assert found == [BRANCHES]
+    assert training_tables.training_tables(TrainedModels({}), [V1]) == []

@@ -1,0 +1,161 @@
+"""Tuning with an engine that trains nothing: what is tried, what is chosen, what is repeated."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from antiphase.experiments.arms import STANDARD, TOP_K, V1, Arm, TrainingRun
+from antiphase.experiments.engine import LocalEngine
+from antiphase.experiments.tuning import SQUARE, Grid, tune, tuning_table
+from antiphase.training import Recipe
+from tests.experiments.small import RECIPE
+
+Loss = Callable[[Recipe], float]
+
+
+@dataclass
+class FakeEngine(LocalEngine):
+    """Writes what a run leaves behind, with a loss by its recipe; infinite if it diverges."""
+
+    loss: Loss = lambda recipe: 1.0
+    trained: list[TrainingRun] = field(default_factory=list)
+
+    def run(self, jobs: list[Any], root: Path) -> Iterator[tuple[Any, str | None]]:
+        for job in jobs:
+            self.trained.append(job)
+            loss = self.loss(job.recipe)
+            if math.isinf(loss):
+                yield job, "DivergenceError: step 3: the loss is nan"
+                continue
+            folder = job.folder(root)
+            (folder / "model").mkdir(parents=True)
+            (folder / "model" / "config.json").write_text("{}")
+            lines = [{"step": 4, "held_out_loss": 9.0}, {"step": 8, "held_out_loss": loss}]
+            (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+            yield job, None
+
+
+def bowl(rate: float, scale: float) -> Loss:
+    """Return a loss with its minimum where lr and branch scale are 2^rate and 2^scale."""
+
+    def loss(recipe: Recipe) -> float:
+        at = math.log2(recipe.lr / 1e-3), math.log2(recipe.model["branch_scale"])
+        return (at[0] - rate) ** 2 + 0.5 * (at[1] - scale) ** 2 + 0.1
+
+    return loss
+
+
+def tuned(folder: Path, engine: FakeEngine, *arms: Arm, **grid: Any):
+    return tune(RECIPE, arms, Grid(**grid), folder, Console(quiet=True), engine)
+
+
+@pytest.mark.parametrize("best", [(0, 0), (1, -1), (-1, 0)])
+def test_the_lowest_loss_is_chosen(best, tmp_path):
+    engine = FakeEngine(loss=bowl(*best))
+    (found,) = tuned(tmp_path, engine, V1, extensions=0)
+    assert set(found.losses) == set(SQUARE)
+    assert found.best == best
+    assert found.losses[best] == pytest.approx(0.1)  # that of the last evaluation
+    settings = Grid().settings(found.best, {})
+    assert (settings.lr, settings.branch_scale) == (1e-3 * 2.0 ** best[0], 2.0 ** best[1])
+
+
+def test_runs_are_short_and_have_seeds_of_their_own(tmp_path):
+    engine = FakeEngine()
+    tuned(tmp_path, engine, V1, steps=6, seeds=(900, 901), extensions=0)
+    recipes = [run.recipe for run in engine.trained]
+    assert len(recipes) == 9 * 2
+    assert {r.seed for r in recipes} == {900, 901}
+    assert {(r.steps, r.criterion, tuple(r.milestones)) for r in recipes} == {(6, None, ())}
+    assert {r.attention for r in recipes} == {"diff_v1"}
+
+
+def test_losses_are_means_over_seeds(tmp_path):
+    engine = FakeEngine(loss=lambda recipe: float(recipe.seed - 899))
+    (found,) = tuned(tmp_path, engine, V1, seeds=(900, 902), extensions=0)
+    assert set(found.losses.values()) == {2.0}
+
+
+def test_a_best_point_at_the_edge_extends_the_grid(tmp_path):
+    engine = FakeEngine(loss=bowl(2, 0))
+    (found,) = tuned(tmp_path, engine, V1)
+    assert found.best == (2, 0)
+    assert not found.beyond_edge()
+    tried = {(2, 0)} | {(3, 0), (2, 1), (2, -1)}  # the first extension, and the second
+    assert set(found.losses) == set(SQUARE) | tried
+    far, middle = FakeEngine(loss=bowl(9, 0)), FakeEngine(loss=bowl(0, 0))
+    (edge,) = tuned(tmp_path / "far", far, V1)
+    assert edge.best == (3, 0)  # after two extensions
+    (inside,) = tuned(tmp_path / "inside", middle, V1)
+    assert set(inside.losses) == set(SQUARE)
+    table = tuning_table([edge, inside], Grid())
+    assert table.rows[0][1] == "lr 0.008, branch scale 1, at the edge"
+    assert table.rows[1][1] == "lr 0.001, branch scale 1"
+    column = table.columns.index("lr 0.008, scale 1")
+    assert (table.rows[0][column], table.rows[1][column]) == ("36.100", "")
+
+
+def test_an_option_is_chosen_at_the_centre(tmp_path):
+    wanted = {2: 0.9, 4: 0.2, 8: 0.5}
+    engine = FakeEngine(loss=lambda r: wanted.get(r.attention_options.get("k"), 1.0))
+    standard, top_k = tuned(tmp_path, engine, STANDARD, TOP_K, extensions=0)
+    assert (standard.options, top_k.options) == ({}, {"k": 4})
+    runs = [r.recipe for r in engine.trained if r.recipe.attention == "top_k"]
+    away = [r for r in runs if r.attention_options["k"] != 4]
+    assert [(r.lr, r.model["branch_scale"]) for r in away] == [(1e-3, 1.0)] * 2
+    assert len(runs) == 9 + 2  # the centre is not trained again
+    assert str(Grid().settings(top_k.best, top_k.options)).endswith("k=4")
+
+
+def test_a_run_that_diverged_has_an_infinite_loss(tmp_path):
+    def loss(recipe: Recipe) -> float:
+        return math.inf if recipe.lr > 1e-3 else bowl(1, 0)(recipe)
+
+    (found,) = tuned(tmp_path, FakeEngine(loss=loss), V1, extensions=0)
+    assert found.losses[1, 0] == math.inf
+    assert found.best == (0, 0)
+    # an option whose run diverged is not chosen
+    options = FakeEngine(loss=lambda r: math.inf if r.attention_options["k"] > 2 else 1.0)
+    (top_k,) = tuned(tmp_path, options, TOP_K, extensions=0)
+    assert top_k.options == {"k": 2}
+
+
+def test_nothing_is_trained_twice(tmp_path):
+    first = FakeEngine(loss=bowl(2, 1))
+    found = tuned(tmp_path, first, V1, TOP_K)
+    keys = [run.key for run in first.trained]
+    assert len(keys) == len(set(keys))
+    again = FakeEngine(loss=bowl(2, 1))
+    assert tuned(tmp_path, again, V1, TOP_K) == found
+    assert not again.trained
+
+
+def test_a_killed_tuning_goes_on_where_it_was(tmp_path):
+    class KilledError(Exception):
+        pass
+
+    def until(n: int) -> Loss:
+        calls = iter(range(10_000))
+
+        def loss(recipe: Recipe) -> float:
+            if next(calls) == n:
+                raise KilledError
+            return bowl(2, 1)(recipe)
+
+        return loss
+
+    whole = FakeEngine(loss=bowl(2, 1))
+    expected = tuned(tmp_path / "whole", whole, V1, TOP_K)
+    for n in (0, 3, 7, 4, 10_000):
+        engine = FakeEngine(loss=until(n))
+        try:
+            found = tuned(tmp_path / "killed", engine, V1, TOP_K)
+        except KilledError:
+            assert len(engine.trained) == n + 1
+    assert found == expected
