@@ -10,7 +10,7 @@ from antiphase.analysis.palette import COLOURS
 from antiphase.experiments.attention_example import AttentionExample, AttentionRow
 
 SIGNAL, NOISE, ANSWER, USED = COLOURS[5], COLOURS[4], COLOURS[2], COLOURS[0]
-LABELLED = 72  # tokens; in longer sequences only question and answer have labels
+LABELLED = 110  # tokens; in longer sequences only question and answer have labels
 TICKS = (-0.5, -0.2, -0.05, 0, 0.05, 0.2, 0.5, 1)
 
 
@@ -24,7 +24,7 @@ def picture_caption(example: AttentionExample) -> str:
         "question gives to a token, as a mean over the heads that retrieve, on a square-root scale "
         "that shows the many small weights, too. V1 and V2 compute two attention maps and subtract "
         "lam times the second; what is left may be negative. Percentages: fraction of all |weight| "
-        f"on the answer. One sequence of one seed: {example.source}."
+        f"on the answer. An illustration, no evidence: {example.source}."
     )
 
 

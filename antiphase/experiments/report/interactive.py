@@ -57,23 +57,23 @@ def plotly_map(head_map: HeadMap, example: AttentionExample) -> Any:
     """Return an attention map with its tokens on both axes and a colour bar."""
     import plotly.graph_objects as go
 
-    tokens = example.tokens
-    places = thinned(example)
+    tokens, places = example.tokens, thinned(example)
+    names = [f"{i} {token}" for i, token in enumerate(tokens)]  # of categories, each once
     weights = [[None if w != w else w for w in row] for row in head_map.weights.tolist()]
     drawn = go.Figure(
         go.Heatmap(
             z=weights,
+            x=names,
+            y=names,
             zmin=-MAP_LIMIT,
             zmax=MAP_LIMIT,
             colorscale=COLOUR_SCALE,
             colorbar={"thickness": 10, "len": 0.9, "tickfont": {"size": 9}},
-            customdata=[[f"{row} → {column}" for column in tokens] for row in tokens],
-            hovertemplate="%{customdata}: %{z:.3f}<extra></extra>",
+            hovertemplate="%{y} → %{x}: %{z:.3f}<extra></extra>",
         )
     )
-    labels = [tokens[i] for i in places]
-    ticks = {"tickvals": places, "ticktext": labels, "tickfont": {"size": 9}}
-    axis = {"tickmode": "array", "showgrid": False, "zeroline": False, **ticks}
+    ticks = {"tickvals": places, "ticktext": [tokens[i] for i in places], "tickfont": {"size": 9}}
+    axis = {"type": "category", "tickmode": "array", "showgrid": False, **ticks}
     drawn.update_xaxes(**axis, tickangle=90)
     drawn.update_yaxes(**axis, autorange="reversed")
     T, answer = len(tokens), example.answer

@@ -1,6 +1,6 @@
 """The words of a report, each in one line, so that the page can be read alone."""
 
-from antiphase.experiments.conditions import STRESS
+from antiphase.experiments.conditions import LENGTHS, STRESS
 from antiphase.experiments.verdicts import LEARNED, LEVEL, MIN_SEEDS, NOISE_RANGE
 
 WORDS: dict[str, str] = {
@@ -20,8 +20,9 @@ WORDS: dict[str, str] = {
     ),
     "as trained, stress": (
         "conditions of the held-out sequences. As trained: as in training. Stress (in tables: "
-        f"{STRESS.name}): each needle once, and all distractors near. Near distractors have "
-        "keys that needles of other sequences have; far ones have keys that no needle has"
+        f"{STRESS.name}): sequences {STRESS.length:g} times as long as in training, each needle "
+        "once, all distractors near. Near distractors have keys that needles of other sequences "
+        "have; far ones have keys that no needle has"
     ),
     "null": (
         "the same measurement where there is nothing to find, e.g. with A2 of another head or "
@@ -31,7 +32,8 @@ WORDS: dict[str, str] = {
         "a number is measured on each held-out sequence; one seed's value is the mean over "
         "its sequences (of two arms: of the paired differences); the interval is over the "
         "seeds. In the grid of test 7, the effect of noise is near minus far, as a mean over "
-        "the lengths; the effect of length is 2x minus 1x, as a mean over far and near"
+        f"the lengths; the effect of length is {LENGTHS[1]:g}x minus {LENGTHS[0]:g}x, as a mean "
+        "over far and near"
     ),
     "interval": "mean [low, high]: 95%, by Student's t over the values of the seeds",
     "agreement": "Pearson correlation of log A1 and log A2 over positions, here I or R",
