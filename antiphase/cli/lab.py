@@ -1,7 +1,7 @@
 """`antiphase lab`: the tests of why differential attention works."""
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
@@ -14,6 +14,9 @@ from antiphase.cli.options import (
     require_packages,
 )
 from antiphase.cli.output import Output
+
+if TYPE_CHECKING:
+    from antiphase.experiments.results import Study
 
 QUICK_FOLDER, FULL_FOLDER = Path("runs/lab"), Path("runs/lab-full")
 
@@ -63,9 +66,7 @@ def run(
     from dataclasses import replace
 
     from antiphase.experiments.registry import select_tests
-    from antiphase.experiments.report import cell_text, verdict_rows, write_report
     from antiphase.experiments.results import load_study
-    from antiphase.experiments.verdicts import READINGS
 
     if report is not None:
         study = load_study(report)
@@ -85,18 +86,8 @@ def run(
             )
         study = run_study(plan, tests, folder, output.progress)
         study.save(folder)
-    output.rows(["test", *READINGS], [list(map(cell_text, row)) for row in verdict_rows(study)])
     folder.mkdir(parents=True, exist_ok=True)
-    page = write_report(study, folder)
-    output.wrote(page)
-    output.note(f"wrote {page.with_name('report.md')}")
-    output.json(
-        [
-            {"test": result.number, "title": result.title, "why_not": result.why_not or None}
-            | {reading: result.about(reading) for reading in READINGS}
-            for result in study.results
-        ]
-    )
+    _show(study, folder, output)
 
 
 @lab.command()
@@ -120,6 +111,36 @@ def lock(
     )
     output.wrote(out / "lock.json")
     output.json({key: written[key] for key in ("study_id", "seeds", "digest", "commit", "time")})
+
+
+def _show(study: "Study", folder: Path, output: Output) -> None:
+    """Print what was measured beside the published study; write the report and name its files."""
+    from antiphase.experiments import report
+    from antiphase.experiments.verdicts import READINGS
+
+    published = report.published_beside(study)
+    page = report.write_report(study, folder)
+    output.json(
+        [
+            {"test": result.number, "title": result.title, "why_not": result.why_not or None}
+            | {reading: report.finding(study, result, reading) for reading in READINGS}
+            | {"published": report.published_findings(published, result.number)}
+            for result in study.results
+        ]
+    )
+    if rows := report.narrow_verdict_rows(study, published):
+        columns = report.verdict_columns(published)[:-1]
+        output.rows(columns, [[report.cell_text(cell) for cell in row] for row in rows])
+    for line in report.not_run_lines(study, report.numbers_shown(study, published)):
+        output.note(line)
+    output.note(report.status_line(study))
+    if published is None and study.lock is None:
+        output.note(report.ABSENT)
+    if study.attention:
+        output.note("Where each mechanism's attention goes, on the same sequence:")
+        output.wrote(folder / report.PICTURE)
+    output.note("All numbers and figures on one page:")
+    output.wrote(page)
 
 
 def _list(output: Output) -> None:

@@ -151,4 +151,8 @@ def tuning_table(found: Sequence[ArmTuning], grid: Grid) -> Table:
         chosen = str(grid.settings(tuning.best, tuning.options))
         edge = ", at the edge" if tuning.beyond_edge() else ""
         rows.append([tuning.arm.name, chosen + edge, *cells])
-    return Table("Held-out loss of the tuning runs", ["arm", "chosen", *columns], rows)
+    note = (
+        "Each arm got the learning rate and branch scale with the lowest loss, on seeds that the "
+        "study does not use. A best point at the edge may not be the best there is."
+    )
+    return Table("Held-out loss of the tuning runs", ["arm", "chosen", *columns], rows, note)
