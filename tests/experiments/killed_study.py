@@ -28,8 +28,8 @@ PLAN = replace(SMALL, id="killed", tests=(97, 98), grid=Grid(steps=4, extensions
 # of the attempt, or before the nth call of a function of the study
 MOMENTS: tuple[int | tuple[str, int], ...] = (
     1,
-    20,
-    47,
+    13,
+    19,
     ("train_all", 1),  # between tuning and training
     9,
     24,

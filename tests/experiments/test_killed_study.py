@@ -47,7 +47,7 @@ def test_it_was_killed_while_tuning_training_and_measuring(folders):
         trained = sum(path.startswith("trained") for path in now)
         counts[moment] = (trained, len(now) - trained)
     assert counts[1] == (0, 0)
-    assert 0 < counts[20][0] < counts[47][0] < TUNING
+    assert 0 < counts[13][0] < counts[19][0] < TUNING
     assert counts["train_all", 1] == (TUNING, 0)
     assert TUNING <= counts[9][0] < counts[24][0] < TUNING + TRAINING
     everything = TUNING + TRAINING
