@@ -1,4 +1,9 @@
-"""Test 14: is it DEX's operation that helps? DEX and its controls, at equal steps and data."""
+"""Test 14: is it DEX's operation that helps? DEX and its controls, at equal steps and data.
+
+O + lam f_D(O) is no control: with W_D -> -W_D it is DEX itself. W_D starts from a symmetric
+distribution and the optimiser treats both signs alike, so both give the same distribution of
+models, and no number of runs could tell them apart.
+"""
 
 import json
 from collections.abc import Sequence
@@ -35,29 +40,23 @@ MEASURES = {LOSS: "loss", CORRECT: "correct"}
 
 # Written before any run. The claim: the operation itself helps. The doubt: it is inert, what helps
 # is the tuning of W_K, W_V and W_O around it.
-# What each expects to be larger comes first: the loss of a control, and the needles found by DEX.
+# What the claim expects to be larger comes first: the control's loss, the needles found by DEX.
 GAINS = {
-    (measure, control): Effect(LOSS, control, versus="dex")
-    if measure == LOSS
-    else Effect(CORRECT, "dex", versus=control)
-    for measure in MEASURES
-    for control in ("kvo-only", "plus-sign")
+    LOSS: Effect(LOSS, "kvo-only", versus="dex"),
+    CORRECT: Effect(CORRECT, "dex", versus="kvo-only"),
 }
-REASONS = {
-    "kvo-only": ("it helps", "it is inert"),
-    "plus-sign": ("minus cancels", "signs are alike"),
-}
+REASONS = {"claim": "it helps", "doubt": "it is inert"}
 PREDICTIONS = tuple(
     Prediction(
         reading,
         effect,
         "more" if reading == "claim" else "same",
         COUNTS[measure],
-        REASONS[control][reading == "doubt"],
-        primary=(measure, control) == (LOSS, "kvo-only"),
+        because,
+        primary=measure == LOSS,
     )
-    for reading in ("claim", "doubt")
-    for (measure, control), effect in GAINS.items()
+    for reading, because in REASONS.items()
+    for measure, effect in GAINS.items()
 )
 require_one_primary("14 (DEX)", PREDICTIONS)
 

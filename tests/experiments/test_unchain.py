@@ -31,7 +31,7 @@ from antiphase.training.divergence import DivergenceError
 from antiphase.training.locks import exclusive_lock
 from tests.pretrained.small import made, tuning_recipe, write_base
 
-ADAPTERS = ("dex", "plus-sign", "adapter-only", "lora")
+ADAPTERS = ("dex", "adapter-only", "lora")
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_a_method_ends_with_a_plain_model(method, recipe, tmp_path):
     kind = "AntiphaseForCausalLM" if method == "v2" else "LlamaForCausalLM"
     assert type(plain).__name__ == kind
     assert (folder / "adapter").is_dir() == (method in ADAPTERS)
-    assert len(results["lam"]) == (2 if method in ADAPTERS[:3] else 0)
+    assert len(results["lam"]) == (2 if method in ADAPTERS[:2] else 0)
     assert not (folder / "checkpoints").exists()
     card = (folder / "README.md").read_text()
     assert f"{results['trained_parameters']:,} parameters trained for 8 steps" in card
@@ -209,7 +209,7 @@ def test_broken_files_are_named(recipe, tmp_path, base):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("method=dx", "method: got 'dx', allowed are dex, plus-sign"),
+        ("method=dx", "method: got 'dx', allowed are dex, adapter-only"),
         ("precision=fp8", "precision: got 'fp8', allowed are fp32, bf16"),
         ("steps=0", "steps: got 0, expected at least 1"),
         ("lr=-1", "lr: got -1.0, expected a number above 0"),
@@ -265,7 +265,7 @@ def test_controls_are_compared_at_equal_budget(seeds, recipe, tmp_path):
     assert len(kept) == seeds * (1 + len(CONTROLS))
     own = {"method", "method_options", "seed"}
     assert len({json.dumps({k: v for k, v in r.items() if k not in own}) for r in kept}) == 1
-    of_dex = [r for r in kept if r["method"] in ADAPTERS[:3]]
+    of_dex = [r for r in kept if r["method"] in ADAPTERS[:2]]
     assert all(r["method_options"] == mine.method_options for r in of_dex)
     # nothing is done again
     before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("results.json")}
@@ -297,7 +297,7 @@ def test_settings_take_lists_and_words():
     [(0.1, "supported", "refuted"), (0.0, "refuted", "supported"), (-0.1, "refuted", "refuted")],
 )
 def test_a_planted_gain_gives_the_verdict_that_follows(gain, claim, doubt):
-    found = {m: planted(2.0, 0.5) for m in ("kvo-only", "plus-sign")}
+    found = {m: planted(2.0, 0.5) for m in ("kvo-only",)}
     found["dex"] = planted(2.0 - gain, 0.5 + gain)
     for p in PREDICTIONS:
         verdict = p.judge({p.effect: _effect(p.effect, found)}).verdict.value
