@@ -84,6 +84,15 @@ class DexOutput(nn.Module):
         return self.base_layer(changed.flatten(-2))
 
     @torch.no_grad()
+    def relative_size(self, o: Tensor) -> float:
+        """Return ||lam W_D O|| / ||O|| over the selected heads of o [..., h * dv], or 0."""
+        selected = self.lam.selected[:, 0].bool()
+        heads = o.unflatten(-1, (self.heads, self.head_dim))[..., selected, :].float()
+        change = self.lam.weights()[selected] * F.linear(heads, self.W_D.float())
+        size = float(heads.norm())
+        return float(change.norm()) / size if size else 0.0
+
+    @torch.no_grad()
     def folded(self) -> nn.Linear:
         """Return W_O with the operation inside: W_h (I - lam W_D) per head, computed in fp64."""
         W_O, W_D = self.base_layer.weight, self.W_D.cpu().double()
