@@ -1,6 +1,7 @@
 """What a language model can do, before and after training: loss on text, needles, attention, speed.
 
-Every model is measured on the same held-out sequences and questions.
+Every model is measured on the same held-out sequences and questions. Of a model with DEX, also how
+large the operation is: what never switched on cannot have caused a change.
 """
 
 import statistics
@@ -12,15 +13,20 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from torch import Tensor
 
 from antiphase.analysis.capture import capture
 from antiphase.analysis.ground_truth import GroundTruth
 from antiphase.analysis.metrics.allocation import allocation
+from antiphase.pretrained.dex import DexOutput, operators
 from antiphase.tasks import Language
 from antiphase.tasks.word_needles import Question, WordNeedles
 
 Array = NDArray[np.float64]
 DECODED, ROUNDS = 16, 5
+
+SWITCHED_ON = 0.05
+"""Smallest mean of `operation_sizes` at which DEX's operation counts as active."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,42 @@ def _losses(model: Any, held_out: Language) -> Array:
         logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
         losses.append(float(F.cross_entropy(logits, ids[0, 1:])))
     return np.array(losses)
+
+
+@torch.no_grad()
+def operation_sizes(model: Any, held_out: Language) -> Array:
+    """Measure how large DEX's operation is beside the outputs that it changes.
+
+    Args:
+        model: with DEX inside, in eval mode, at the step at which it is measured.
+        held_out: sequences; one forward pass each.
+
+    Returns:
+        ||lam W_D O|| / ||O|| on the selected heads, the mean over layers that have any,
+        [sequences]; 0 if no head is selected.
+
+    Raises:
+        ValueError: the model has no DEX inside.
+    """
+    found = operators(model).values()
+    if not found:
+        raise ValueError(f"{type(model).__name__}: has no DEX inside; measure it before folding")
+    active = [operator for operator in found if operator.lam.selected.any()]
+    if not active:
+        return np.zeros(len(held_out))
+    sizes: list[float] = []
+
+    def measure(operator: DexOutput, inputs: tuple[Tensor]) -> None:
+        sizes.append(operator.relative_size(inputs[0]))
+
+    hooks = [operator.register_forward_pre_hook(measure) for operator in active]
+    try:
+        for i in range(len(held_out)):
+            model(input_ids=held_out[i]["input_ids"][None].to(model.device), use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return np.array(sizes).reshape(len(held_out), len(active)).mean(1)
 
 
 def _answer(model: Any, question: Question) -> dict[str, float]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from antiphase.analysis.before_after import ModelScores
+from antiphase.analysis.before_after import SWITCHED_ON, ModelScores
 from antiphase.analysis.statistics import example_interval
 
 ROWS = {
@@ -40,6 +40,22 @@ def result_rows(results: dict[str, Any]) -> list[list[str]]:
     if "tokens_per_second" in results:
         rows.append(_speed_row(*results["tokens_per_second"]))
     return rows
+
+
+def operation_size(results: dict[str, Any]) -> float | None:
+    """Return the size of DEX's operation, a fraction of the heads' output; None without DEX."""
+    return float(np.mean(results["operation"])) if results["operation"] else None
+
+
+def operation_line(results: dict[str, Any]) -> str | None:
+    """Say how large DEX's operation is, and whether a change can be due to it; None without DEX."""
+    size = operation_size(results)
+    if size is None:
+        return None
+    line = f"operation: {100 * size:.3g}% of the heads' output"
+    if size < SWITCHED_ON:
+        line += f"; below {SWITCHED_ON:.0%}: it never switched on, so the change is not due to it"
+    return line
 
 
 def _speed_row(before: float, after: float) -> list[str]:

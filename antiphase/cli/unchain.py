@@ -81,7 +81,12 @@ def unchain(
 
 
 def _run(output: Output, recipe: "Recipe", options: "BeforeAfterOptions", folder: Path) -> None:
-    from antiphase.analysis.before_after_table import COLUMNS, result_rows
+    from antiphase.analysis.before_after_table import (
+        COLUMNS,
+        operation_line,
+        operation_size,
+        result_rows,
+    )
     from antiphase.experiments.unchain import unchain_run
     from antiphase.training.divergence import DivergenceError
     from antiphase.training.stopping import StoppedError
@@ -94,8 +99,16 @@ def _run(output: Output, recipe: "Recipe", options: "BeforeAfterOptions", folder
         raise Interrupted(str(stopped)) from stopped
     rows = result_rows(results)
     output.rows(COLUMNS, rows)
+    if line := operation_line(results):
+        output.line(line)
     output.wrote(folder / "model")
-    output.json({"model": folder / "model", "measures": records(COLUMNS, rows)})
+    output.json(
+        {
+            "model": folder / "model",
+            "operation": operation_size(results),
+            "measures": records(COLUMNS, rows),
+        }
+    )
 
 
 def _compare_controls(
@@ -105,7 +118,7 @@ def _compare_controls(
 
     results = study.compare_controls(recipe, options, folder, output.progress, range(seeds))
     tables = {
-        "methods": (study.COLUMNS, results["table"]),
+        "methods": (study.METHOD_COLUMNS, results["table"]),
         "against_dex": (study.COLUMNS, results["against_dex"]),
         "verdicts": (study.VERDICT_COLUMNS, study.verdict_rows(results)),
     }

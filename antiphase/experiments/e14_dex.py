@@ -1,4 +1,12 @@
-"""Test 14: is it DEX's operation that helps? DEX and its controls, at equal steps and data."""
+"""Test 14: is it DEX's operation that helps? DEX and its controls, at equal steps and data.
+
+O + lam f_D(O) is no control: with W_D -> -W_D it is DEX itself. W_D starts from a symmetric
+distribution and the optimiser treats both signs alike, so both give the same distribution of
+models, and no number of runs could tell them apart.
+
+An operation that never switched on cannot decide between the readings: every prediction has a gate
+on its size, and below it the verdict is `invalid`.
+"""
 
 import json
 from collections.abc import Sequence
@@ -6,9 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
-from antiphase.analysis.before_after import BeforeAfterOptions, ModelScores
+from antiphase.analysis.before_after import SWITCHED_ON, Array, BeforeAfterOptions, ModelScores
 from antiphase.analysis.before_after_plots import draw_against
 from antiphase.analysis.before_after_table import ROWS, before_and_after
 from antiphase.analysis.statistics import (
@@ -23,7 +32,13 @@ from antiphase.experiments.engine import LocalEngine, train_all
 from antiphase.experiments.report.markdown import markdown_table
 from antiphase.experiments.results import without_nan
 from antiphase.experiments.unchain import RESULTS, check_study, read_results, unchain_run
-from antiphase.experiments.verdicts import Effect, Prediction, Verdict, require_one_primary
+from antiphase.experiments.verdicts import (
+    Effect,
+    Prediction,
+    Verdict,
+    manipulation,
+    require_one_primary,
+)
 from antiphase.pretrained.methods import CONTROLS, METHODS
 from antiphase.training import Recipe
 from antiphase.training.checkpoints import write_atomic
@@ -35,33 +50,46 @@ MEASURES = {LOSS: "loss", CORRECT: "correct"}
 
 # Written before any run. The claim: the operation itself helps. The doubt: it is inert, what helps
 # is the tuning of W_K, W_V and W_O around it.
-# What each expects to be larger comes first: the loss of a control, and the needles found by DEX.
+# What the claim expects to be larger comes first: the control's loss, the needles found by DEX.
+# Amended after three seeds (0, 1, 2) were seen, in which lam ended at 0.0035 at most: the gate is
+# new, and the contrast with the opposite sign is gone. A verdict needs other seeds.
 GAINS = {
-    (measure, control): Effect(LOSS, control, versus="dex")
-    if measure == LOSS
-    else Effect(CORRECT, "dex", versus=control)
-    for measure in MEASURES
-    for control in ("kvo-only", "plus-sign")
+    LOSS: Effect(LOSS, "kvo-only", versus="dex"),
+    CORRECT: Effect(CORRECT, "dex", versus="kvo-only"),
 }
-REASONS = {
-    "kvo-only": ("it helps", "it is inert"),
-    "plus-sign": ("minus cancels", "signs are alike"),
-}
+OPERATION = Effect("operation, fraction of the heads' output", "dex")
+REASONS = {"claim": "it helps", "doubt": "it is inert"}
 PREDICTIONS = tuple(
     Prediction(
         reading,
         effect,
         "more" if reading == "claim" else "same",
         COUNTS[measure],
-        REASONS[control][reading == "doubt"],
-        primary=(measure, control) == (LOSS, "kvo-only"),
+        because,
+        gates=(manipulation(OPERATION, SWITCHED_ON),),
+        primary=measure == LOSS,
     )
-    for reading in ("claim", "doubt")
-    for (measure, control), effect in GAINS.items()
+    for reading, because in REASONS.items()
+    for measure, effect in GAINS.items()
 )
 require_one_primary("14 (DEX)", PREDICTIONS)
 
-Runs = list[tuple[ModelScores, ModelScores]]  # before and after, one per seed
+
+@dataclass(frozen=True)
+class MethodRun:
+    """What one run measured; `operation` is empty for a method without DEX."""
+
+    before: ModelScores
+    after: ModelScores
+    operation: Array  # [sequences]
+
+    @classmethod
+    def from_results(cls, results: dict[str, Any]) -> "MethodRun":
+        """Return what a run's results.json holds."""
+        return cls(*before_and_after(results), np.array(results["operation"]))
+
+
+Runs = list[MethodRun]  # one per seed
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,10 +157,11 @@ def compare_controls(
         key, fault = next(iter(faults.items()))
         raise ValueError(f"{key}: {fault} ({len(faults)} of {len(every)} runs failed)")
     found = {
-        method: [before_and_after(read_results(job.folder(root))) for job in own]
+        method: [MethodRun.from_results(read_results(job.folder(root))) for job in own]
         for method, own in jobs.items()
     }
-    effects = {p.effect: _effect(p.effect, found) for p in PREDICTIONS}
+    effects = measured_effects(found)
+    judgements = [p.judge(effects) for p in PREDICTIONS]
     results = {
         "recipe": recipe.as_dict(),
         "evaluation": asdict(options),
@@ -145,9 +174,10 @@ def compare_controls(
                 "reading": p.reading,
                 "predicts": f"{p.effect}: {p.bound}",
                 "measured": str(effects[p.effect]),
-                "verdict": p.judge(effects).verdict.value,
+                "gates": "; ".join(map(str, judgement.gates)),
+                "verdict": judgement.verdict.value,
             }
-            for p in PREDICTIONS
+            for p, judgement in zip(PREDICTIONS, judgements, strict=True)
         ],
     }
     drawn = {
@@ -175,24 +205,36 @@ def _gain(found: dict[str, Runs], one: str, other: str, field: str) -> Values:
     return difference(_after(found[one], field), _after(found[other], field))
 
 
-def _effect(effect: Effect, found: dict[str, Runs]) -> Interval:
-    assert effect.versus is not None
-    return seed_interval(_gain(found, effect.arm, effect.versus, MEASURES[effect.metric]))
+def measured_effects(found: dict[str, Runs]) -> dict[Effect, Interval]:
+    """Return every effect that the predictions and their gates name."""
+    effects = {OPERATION: _operation(found["dex"])}
+    for measure, effect in GAINS.items():
+        assert effect.versus is not None
+        gain = _gain(found, effect.arm, effect.versus, MEASURES[measure])
+        effects[effect] = seed_interval(gain)
+    return effects
+
+
+def _operation(runs: Runs) -> Interval:
+    return seed_interval([run.operation for run in runs])
 
 
 def _after(runs: Runs, field: str) -> Values:
-    return [getattr(after, field) for _, after in runs]
+    return [getattr(run.after, field) for run in runs]
 
 
 COLUMNS = ["", *(title.partition(",")[0] for title in ROWS)]
+METHOD_COLUMNS = [*COLUMNS, "operation"]
 
 
 def _rows(found: dict[str, Runs]) -> list[list[str]]:
     """Return one row per method: every measure after training; the base model first."""
-    base = found["dex"][0][0]
-    rows = [["base", *(str(example_interval(getattr(base, f))) for f in ROWS.values())]]
+    base = found["dex"][0].before
+    rows = [["base", *(str(example_interval(getattr(base, f))) for f in ROWS.values()), "-"]]
     for method, runs in found.items():
-        rows.append([method, *(str(seed_interval(_after(runs, f))) for f in ROWS.values())])
+        scores = [str(seed_interval(_after(runs, f))) for f in ROWS.values()]
+        has_operation = runs[0].operation.size > 0
+        rows.append([method, *scores, str(_operation(runs)) if has_operation else "-"])
     return rows
 
 
@@ -205,13 +247,13 @@ def _against(found: dict[str, Runs]) -> list[list[str]]:
     ]
 
 
-VERDICT_COLUMNS = ["reading", "predicts", "measured", "verdict"]
+VERDICT_COLUMNS = ["reading", "predicts", "measured", "gates", "verdict"]
 
 
 def as_markdown(results: dict[str, Any]) -> str:
     """Return the tables as Markdown."""
     parts = [
-        markdown_table(COLUMNS, results["table"]),
+        markdown_table(METHOD_COLUMNS, results["table"]),
         markdown_table(COLUMNS, results["against_dex"]),
         markdown_table(VERDICT_COLUMNS, verdict_rows(results)),
         "\n".join(f"- **{m}**: {METHODS[m].description}" for m in ("dex", *CONTROLS)),
@@ -222,6 +264,6 @@ def as_markdown(results: dict[str, Any]) -> str:
 def verdict_rows(results: dict[str, Any]) -> list[list[str]]:
     """Return one row per prediction."""
     return [
-        [v["reading"], v["predicts"], v["measured"], Verdict(v["verdict"]).label]
+        [v["reading"], v["predicts"], v["measured"], v["gates"], Verdict(v["verdict"]).label]
         for v in results["verdicts"]
     ]

@@ -17,12 +17,14 @@ from antiphase.analysis.before_after import (
     BeforeAfterOptions,
     ModelScores,
     decoding_speeds,
+    operation_sizes,
     score_model,
 )
 from antiphase.analysis.before_after_plots import draw_change
-from antiphase.analysis.before_after_table import COLUMNS, result_rows
+from antiphase.analysis.before_after_table import COLUMNS, operation_line, result_rows
 from antiphase.experiments.report.markdown import markdown_table
 from antiphase.options import build
+from antiphase.pretrained.adapter import UnchainedModel
 from antiphase.pretrained.base_model import BaseModel, load_base
 from antiphase.pretrained.methods import METHODS
 from antiphase.tasks import Language
@@ -49,7 +51,7 @@ SECTION = """## Before and after
 ({tokens:,} in total).
 
 {table}
-
+{operation}
 ![before and after](change.png)
 
 Held-out text: {sequences} sequences of {length} tokens of the same sources, never trained on.
@@ -141,6 +143,7 @@ def unchain_run(
             "environment": environment(),
             "trained_parameters": read_json(folder / START)["trained_parameters"],
             "lam": _lambdas(folder),
+            "operation": _operation(folder, recipe.start, held_out),
             "before": before.as_json(),
             "after": score_model(plain, held_out, needles, options.questions).as_json(),
         }
@@ -157,7 +160,9 @@ def unchain_run(
 def read_results(folder: Path) -> dict[str, Any]:
     """Return the results of a finished run."""
     found = read_json(folder / RESULTS)
-    if lacking := [n for n in ("recipe", "evaluation", "before", "after") if n not in found]:
+    if lacking := [
+        n for n in ("recipe", "evaluation", "operation", "before", "after") if n not in found
+    ]:
         raise ValueError(
             f"{folder / RESULTS}: has no {lacking[0]}; delete the file and run again to measure"
         )
@@ -236,9 +241,18 @@ def _lambdas(folder: Path) -> list[float]:
     return list(read_json(path).get("lam", [])) if path.is_file() else []
 
 
+def _operation(folder: Path, start: str, held_out: Language) -> list[float]:
+    """Return the size of DEX's operation per sequence; nothing for a method without it."""
+    if not _lambdas(folder):
+        return []
+    model = UnchainedModel.from_pretrained(load_base(start).model, folder / "adapter")
+    return operation_sizes(model, held_out).tolist()
+
+
 def _section(results: dict[str, Any], length: int) -> str:
     """Return the section of the run's card with the scores before and after."""
     recipe = results["recipe"]
+    operation = operation_line(results)
     return SECTION.format(
         **results["evaluation"],
         description=METHODS[recipe["method"]].description,
@@ -248,6 +262,7 @@ def _section(results: dict[str, Any], length: int) -> str:
         length=length,
         tokens=recipe["steps"] * recipe["batch_size"] * length,
         table=markdown_table(COLUMNS, result_rows(results)),
+        operation=f"\n{operation.capitalize()}.\n" if operation else "",
         imports="import antiphase.models  # its class\n" if recipe["method"] == "v2" else "",
     )
 

@@ -161,7 +161,7 @@ class UnchainedModel(nn.Module):
         """
         about, state = _read(Path(folder))
         try:
-            config, step = DexConfig(**_current_names(about["dex"])), int(about["step"])
+            config, step = DexConfig(**_current_options(about["dex"])), int(about["step"])
             if isinstance(config.heads, str):
                 raise ValueError(f"heads: got {config.heads!r}, expected lists")
             _reject_other_base(base_model, state, about["base"], config)
@@ -231,9 +231,15 @@ def identity(model: PreTrainedModel) -> dict[str, Any]:
     }
 
 
-def _current_names(options: dict[str, Any]) -> dict[str, Any]:
-    """Return an adapter's options; `fraction` was called `share` in files of version 0.1."""
-    return {{"share": "fraction"}.get(name, name): value for name, value in options.items()}
+def _current_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Return an adapter's options; earlier files call `fraction` `share`, and have a `sign`."""
+    current = {{"share": "fraction"}.get(name, name): value for name, value in options.items()}
+    if (sign := current.pop("sign", "-")) != "-":
+        raise ValueError(
+            f"sign: got {sign!r}, an option that no longer exists; negate every W_D of the "
+            "adapter and set '-', which is the same function"
+        )
+    return current
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

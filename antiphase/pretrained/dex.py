@@ -22,21 +22,22 @@ from antiphase.pretrained.structure import AttentionPart, attention_parts, train
 class DexLambda(Float32Parameters):
     """lam(t) = (1 - r) r lam_init + r lam_learn with r = min(1, t / T'); t counts optimiser steps.
 
-    `signs` [h, 1] is 0 for a head that is not changed, else the sign of its change.
+    `selected` [h, 1] is 1 for a head that is changed, else 0.
     """
 
     step: Tensor
-    signs: Tensor
-    offset: Tensor  # [h, 1]: sign x (1 - r) r lam_init
-    slope: Tensor  # [h, 1]: sign x r
+    selected: Tensor
+    offset: Tensor  # [h, 1]: -(1 - r) r lam_init for a selected head
+    slope: Tensor  # [h, 1]: -r for a selected head
 
-    def __init__(self, lam_init: float, anneal: int, signs: Tensor) -> None:
+    def __init__(self, lam_init: float, anneal: int, selected: Tensor) -> None:
         super().__init__()
         self.lam_init, self.anneal = lam_init, anneal
         self.learn = nn.Parameter(torch.zeros(()))
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
-        for name, initial in (("signs", signs), ("offset", signs * 0), ("slope", signs * 0)):
-            self.register_buffer(name, initial.clone())
+        self.register_buffer("selected", selected)
+        for name in ("offset", "slope"):
+            self.register_buffer(name, torch.zeros_like(selected))
 
     def init_parameters(self) -> None:
         nn.init.zeros_(self.learn)
@@ -45,8 +46,8 @@ class DexLambda(Float32Parameters):
         """Set t; what depends on it is computed here, once per step and not in every forward."""
         ramp = min(1.0, step / self.anneal)
         self.step.fill_(step)
-        self.offset.copy_(self.signs * ((1 - ramp) * ramp * self.lam_init))
-        self.slope.copy_(self.signs * ramp)
+        self.offset.copy_(-self.selected * ((1 - ramp) * ramp * self.lam_init))
+        self.slope.copy_(-self.selected * ramp)
 
     def value(self) -> Tensor:
         """Return lam at the current step."""
@@ -54,7 +55,7 @@ class DexLambda(Float32Parameters):
         return (1 - ramp) * ramp * self.lam_init + ramp * self.learn
 
     def weights(self) -> Tensor:
-        """Return the sign times lam per head, [h, 1]."""
+        """Return -lam for a selected head and 0 for another, [h, 1]."""
         return torch.addcmul(self.offset, self.slope, self.learn)
 
 
@@ -71,9 +72,9 @@ class DexOutput(nn.Module):
         self.W_D = nn.Parameter(W_O.new_empty(part.head_dim, part.head_dim))
         nn.init.normal_(self.W_D, std=0.02)
         init = depth_init(part.layer) if config.lam_init == "depth" else config.lam_init
-        signs = torch.zeros(part.heads, 1)
-        signs[heads] = -1.0 if config.sign == "-" else 1.0
-        self.lam = DexLambda(init, config.anneal, signs).to(W_O.device)
+        selected = torch.zeros(part.heads, 1)
+        selected[heads] = 1.0
+        self.lam = DexLambda(init, config.anneal, selected).to(W_O.device)
 
     def forward(self, o: Tensor) -> Tensor:
         """Return W_O O' for the heads' outputs o [..., h * dv]."""
@@ -81,6 +82,15 @@ class DexOutput(nn.Module):
         weights = self.lam.weights().to(o.dtype)
         changed = torch.addcmul(heads, weights, F.linear(heads, self.W_D))
         return self.base_layer(changed.flatten(-2))
+
+    @torch.no_grad()
+    def relative_size(self, o: Tensor) -> float:
+        """Return ||lam W_D O|| / ||O|| over the selected heads of o [..., h * dv], or 0."""
+        selected = self.lam.selected[:, 0].bool()
+        heads = o.unflatten(-1, (self.heads, self.head_dim))[..., selected, :].float()
+        change = self.lam.weights()[selected] * F.linear(heads, self.W_D.float())
+        size = float(heads.norm())
+        return float(change.norm()) / size if size else 0.0
 
     @torch.no_grad()
     def folded(self) -> nn.Linear:

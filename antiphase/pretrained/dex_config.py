@@ -21,7 +21,6 @@ class DexConfig:
         anneal: number of optimiser steps T' over which lam passes from `lam_init` to the learned
             value.
         lam_init: "depth" for V1's value by depth, or a number.
-        sign: "-" subtracts f_D(O), "+" adds it (a control).
         train: "kvo" trains W_K, W_V and W_O with the operation, "adapter" the operation alone.
     """
 
@@ -29,7 +28,6 @@ class DexConfig:
     fraction: float = 0.5
     anneal: int = 100
     lam_init: Literal["depth"] | float = "depth"
-    sign: Literal["-", "+"] = "-"
     train: Literal["kvo", "adapter"] = "kvo"
 
     def __post_init__(self) -> None:

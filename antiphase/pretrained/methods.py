@@ -126,7 +126,6 @@ class Method:
 _DEX: dict[str, Any] = {"prepare": _dex, "Options": DexConfig, "defaults": _anneal_a_tenth}
 METHODS = {
     "dex": Method("O - lam f_D(O) on the selected heads, with W_K, W_V and W_O", **_DEX),
-    "plus-sign": Method("DEX with a plus: O + lam f_D(O)", fixed={"sign": "+"}, **_DEX),
     "adapter-only": Method(
         "DEX with everything but f_D and lam frozen", fixed={"train": "adapter"}, **_DEX
     ),
@@ -137,7 +136,7 @@ METHODS = {
         "a differential model (V2) that starts as the same function; its attention is trained", _v2
     ),
 }
-CONTROLS = ("plus-sign", "adapter-only", "kvo-only", "lora", "full")
+CONTROLS = ("adapter-only", "kvo-only", "lora", "full")
 
 
 def method(name: str) -> Method:

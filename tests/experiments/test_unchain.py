@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from antiphase.analysis.before_after import BeforeAfterOptions, ModelScores
 from antiphase.cli import app
-from antiphase.experiments.e14_dex import PREDICTIONS, _effect, compare_controls
+from antiphase.experiments.e14_dex import PREDICTIONS, MethodRun, compare_controls, measured_effects
 from antiphase.experiments.unchain import LOCK, unchain_run, unchain_settings
 from antiphase.pretrained import UnchainedModel
 from antiphase.pretrained.base_model import load_base
@@ -31,7 +31,7 @@ from antiphase.training.divergence import DivergenceError
 from antiphase.training.locks import exclusive_lock
 from tests.pretrained.small import made, tuning_recipe, write_base
 
-ADAPTERS = ("dex", "plus-sign", "adapter-only", "lora")
+ADAPTERS = ("dex", "adapter-only", "lora")
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +66,13 @@ def test_a_method_ends_with_a_plain_model(method, recipe, tmp_path):
     kind = "AntiphaseForCausalLM" if method == "v2" else "LlamaForCausalLM"
     assert type(plain).__name__ == kind
     assert (folder / "adapter").is_dir() == (method in ADAPTERS)
-    assert len(results["lam"]) == (2 if method in ADAPTERS[:3] else 0)
+    assert len(results["lam"]) == (2 if method in ADAPTERS[:2] else 0)
+    assert len(results["operation"]) == (3 if method in ADAPTERS[:2] else 0)
     assert not (folder / "checkpoints").exists()
     card = (folder / "README.md").read_text()
     assert f"{results['trained_parameters']:,} parameters trained for 8 steps" in card
     assert "needles found at depth 0.75" in card
+    assert ("\n\nOperation: " in card) == (method in ADAPTERS[:2])
     assert (folder / "change.png").stat().st_size > 5_000
     assert unchain_run(mine, OPTIONS, folder) == results
 
@@ -209,7 +211,7 @@ def test_broken_files_are_named(recipe, tmp_path, base):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("method=dx", "method: got 'dx', allowed are dex, plus-sign"),
+        ("method=dx", "method: got 'dx', allowed are dex, adapter-only"),
         ("precision=fp8", "precision: got 'fp8', allowed are fp32, bf16"),
         ("steps=0", "steps: got 0, expected at least 1"),
         ("lr=-1", "lr: got -1.0, expected a number above 0"),
@@ -257,15 +259,25 @@ def test_controls_are_compared_at_equal_budget(seeds, recipe, tmp_path):
     assert [row[0] for row in results["table"]] == ["base", "dex", *CONTROLS]
     assert [row[0] for row in results["against_dex"]] == [f"dex minus {c}" for c in CONTROLS]
     assert len(results["verdicts"]) == len(PREDICTIONS)
-    assert {v["verdict"] for v in results["verdicts"]} == {"descriptive"}  # too few seeds
+    assert {v["verdict"] for v in results["verdicts"]} == {
+        "invalid"
+    }  # lam cannot move far in 2 steps
+    gate = "manipulation FAILED: operation, fraction of the heads' output: dex = "
+    assert all(v["gates"].startswith(gate) for v in results["verdicts"])
+    assert {row[0]: row[-1] != "-" for row in results["table"]} == {
+        "base": False,
+        **{method: method in ADAPTERS[:2] for method in ("dex", *CONTROLS)},
+    }
     assert "NaN" not in (tmp_path / "controls.json").read_text()
-    assert "dex minus kvo-only" in (tmp_path / "controls.md").read_text()
+    written = (tmp_path / "controls.md").read_text()
+    assert "dex minus kvo-only" in written
+    assert gate in written
     assert (tmp_path / "controls.png").stat().st_size > 5_000
     kept = [load_recipe(str(p)).as_dict() for p in tmp_path.glob("*/recipe.yaml")]
     assert len(kept) == seeds * (1 + len(CONTROLS))
     own = {"method", "method_options", "seed"}
     assert len({json.dumps({k: v for k, v in r.items() if k not in own}) for r in kept}) == 1
-    of_dex = [r for r in kept if r["method"] in ADAPTERS[:3]]
+    of_dex = [r for r in kept if r["method"] in ADAPTERS[:2]]
     assert all(r["method_options"] == mine.method_options for r in of_dex)
     # nothing is done again
     before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("results.json")}
@@ -274,13 +286,13 @@ def test_controls_are_compared_at_equal_budget(seeds, recipe, tmp_path):
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("results.json")} == before
 
 
-def planted(loss, correct, seeds=5):
+def planted(loss, correct, operation=0.1, seeds=5):
     random = np.random.default_rng(0)
     runs = []
     for _ in range(seeds):
         noise = random.normal(size=200) * 0.001
         side = ModelScores(loss + noise, np.full(200, correct), np.zeros(200), noise, noise, noise)
-        runs.append((side, side))
+        runs.append(MethodRun(side, side, np.full(200, operation)))
     return runs
 
 
@@ -297,11 +309,21 @@ def test_settings_take_lists_and_words():
     [(0.1, "supported", "refuted"), (0.0, "refuted", "supported"), (-0.1, "refuted", "refuted")],
 )
 def test_a_planted_gain_gives_the_verdict_that_follows(gain, claim, doubt):
-    found = {m: planted(2.0, 0.5) for m in ("kvo-only", "plus-sign")}
-    found["dex"] = planted(2.0 - gain, 0.5 + gain)
+    found = {"kvo-only": planted(2.0, 0.5), "dex": planted(2.0 - gain, 0.5 + gain)}
+    effects = measured_effects(found)
     for p in PREDICTIONS:
-        verdict = p.judge({p.effect: _effect(p.effect, found)}).verdict.value
+        verdict = p.judge(effects).verdict.value
         assert verdict == (claim if p.reading == "claim" else doubt), p
+
+
+@pytest.mark.parametrize(("operation", "valid"), [(0.0, False), (0.049, False), (0.05, True)])
+def test_an_operation_that_never_switched_on_has_no_verdict(operation, valid):
+    found = {"kvo-only": planted(2.0, 0.5), "dex": planted(1.9, 0.6, operation)}
+    effects = measured_effects(found)
+    for p in PREDICTIONS:
+        judgement = p.judge(effects)
+        assert (judgement.verdict.value != "invalid") == valid, p
+        assert f"dex = {operation:.3g} (≥ 0.05)" in str(judgement.gates[0])
 
 
 def test_the_command_prints_before_and_after(recipe, tmp_path):
@@ -316,5 +338,8 @@ def test_the_command_prints_before_and_after(recipe, tmp_path):
     assert done.exit_code == 0, done.output
     assert "perplexity" in done.output
     assert "tokens/s" in done.output
+    assert "% of the heads' output; below 5%: it never switched on" in done.output
+    again = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "run"), "--json"])
+    assert 0 < json.loads(again.stdout)["operation"] < 0.05
     listed = CliRunner().invoke(app, ["unchain", "--list"])
     assert all(method in listed.output for method in METHODS)

@@ -56,14 +56,18 @@ def test_an_adapter_comes_back_exactly(family, train, tmp_path):
 
 
 def test_an_adapter_of_version_0_1_loads(saved):
-    """Its config calls `fraction` by the old name `share`."""
+    """Its config calls `fraction` by the old name `share`, and has a sign."""
     unchained, folder = saved
     about = json.loads((folder / "adapter_config.json").read_text())
     del about["lam"]
-    about["dex"]["share"] = about["dex"].pop("fraction")
+    about["dex"] |= {"share": about["dex"].pop("fraction"), "sign": "-"}
     (folder / "adapter_config.json").write_text(json.dumps(about))
     again = UnchainedModel.from_pretrained(made("llama"), folder)
     assert again.dex_config == unchained.dex_config
+    about["dex"]["sign"] = "+"
+    (folder / "adapter_config.json").write_text(json.dumps(about))
+    with pytest.raises(ValueError, match=r"sign: got '\+', an option that no longer exists"):
+        UnchainedModel.from_pretrained(made("llama"), folder)
 
 
 def test_it_is_used_like_the_model_itself(saved):

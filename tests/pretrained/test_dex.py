@@ -43,8 +43,7 @@ def test_step_0_is_the_base_model(family):
         assert not torch.allclose(unchained(ids).logits, before)
 
 
-@pytest.mark.parametrize("sign", ["-", "+"])
-def test_a_layer_is_the_formula(sign):
+def test_a_layer_is_the_formula():
     model, ids = made("llama").double(), sequences()
     parts = attention_parts(model)
     seen = {}
@@ -53,7 +52,7 @@ def test_a_layer_is_the_formula(sign):
         model(ids)
     hook.remove()
     W_O = parts[1].module.o_proj.weight.detach().clone()
-    unchain(model, DexConfig(heads=[[0], [1, 3]], anneal=10, sign=sign))
+    unchain(model, DexConfig(heads=[[0], [1, 3]], anneal=10))
     layer = operators(model)["model.layers.1.self_attn.o_proj"]
     with torch.no_grad():
         layer.lam.learn.fill_(0.7)
@@ -64,21 +63,21 @@ def test_a_layer_is_the_formula(sign):
     heads = seen["o"].reshape(2, 12, 4, 8).clone()
     for h in (1, 3):
         f_D = torch.einsum("ij,btj->bti", layer.W_D, heads[:, :, h])
-        heads[:, :, h] += (-lam if sign == "-" else lam) * f_D
+        heads[:, :, h] -= lam * f_D
     expected = torch.einsum("btx,yx->bty", heads.reshape(2, 12, 32), W_O)
     torch.testing.assert_close(out, expected, rtol=1e-6, atol=1e-7)  # lam is fp32
 
 
 @given(st.integers(0, 500), st.integers(1, 200), st.floats(-1, 1))
 def test_lam_passes_from_its_initial_to_its_learned_value(step, anneal, learn):
-    lam = DexLambda(0.5, anneal, torch.tensor([[0.0], [-1.0], [1.0]]))
+    lam = DexLambda(0.5, anneal, torch.tensor([[0.0], [1.0]]))
     with torch.no_grad():
         lam.learn.fill_(learn)
     lam.set_step(step)
     a = min(1.0, step / anneal)
     value = float(lam.value().detach())
     assert value == pytest.approx((1 - a) * a * 0.5 + a * learn, abs=1e-6)
-    assert lam.weights().flatten().tolist() == pytest.approx([0.0, -value, value], abs=1e-6)
+    assert lam.weights().flatten().tolist() == pytest.approx([0.0, -value], abs=1e-6)
     if step == 0:
         assert value == 0.0
     if step >= anneal:
@@ -218,7 +217,6 @@ def test_a_bf16_model_is_folded_in_fp64():
         ({"fraction": 0.0}, "fraction: got 0.0"),
         ({"anneal": 0}, "anneal: got 0, expected at least 1 step"),
         ({"anneal": 2.5}, "anneal: got 2.5, expected a whole number"),
-        ({"sign": "x"}, "sign: got 'x', expected '-' or '.'"),
         ({"train": "q"}, "train: got 'q', expected 'kvo' or 'adapter'"),
         ({"lam_init": "deep"}, "lam_init: got 'deep'"),
         ({"lam_init": math.nan}, "lam_init: got nan"),
