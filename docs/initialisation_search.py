@@ -1,10 +1,10 @@
-"""The search behind the default initialisation: start scales against held-out loss.
+"""The search behind the default initialisation: starts of a model against its held-out loss.
 
     python docs/initialisation_search.py --out runs/initialisation.jsonl
 
-Every start changes the published one (N(0, 0.02) everywhere, head-norm gain 1) by factors on some
-matrices and by the initial gain of the head norm. Finished runs are kept in the output file; the
-same command goes on with the rest and prints the table.
+"scaled" and "published" are the values of the config's `initialisation`; every other start changes
+one of the two by factors on some matrices, or by the gain of the head norm. Finished runs are kept
+in the output file; the same command goes on with the rest and prints the tables.
 """
 
 import argparse
@@ -19,94 +19,67 @@ import torch
 from antiphase.attention.parts import HeadNorm
 from antiphase.evaluation import score_answers, score_text
 from antiphase.models import AntiphaseForCausalLM, preset
+from antiphase.models.initialisation import normed_rms
 from antiphase.tasks import Language, as_tensors, task
 from antiphase.training import Recipe
 from antiphase.training.schedule import lr_factor
 
 NEEDLES = {"length": 64, "keys": 8, "values": 16, "needles": 4, "repeats": 3, "noise": 1.0}
-STEPS = {"nano": 300, "micro": 300, "mini": 150}
 TEXT = {"length": 256, "text": ["stdlib"]}
 TOKENIZERS = {"nano": "bpe:2048", "micro": "bpe:2048", "mini": "bpe:4096"}
+STEPS = {"nano": 300, "micro": 300, "mini": 150}
+MECHANISMS = ("standard", "diff_v1", "diff_v2")
 
-
-def starts(hidden_size: int, layers: int) -> dict[str, dict[str, float]]:
-    """Return the candidates: factors on the published start, and the head norm's gain, by name."""
-    depth = (2 * layers) ** -0.5
-    unit = hidden_size**-0.5 / 0.02  # to standard deviation D^-1/2: outputs of unit variance
-    matched = 0.2 / unit  # about the RMS of a head's output without the norm
-    small = {"o_proj": depth, "down_proj": depth}
-    return {
-        "published": {},
-        "depth": small,
-        "gain": {"gain": matched},
-        "depth + gain": {**small, "gain": matched},
-        "qk": {**small, "gain": matched, "q_proj": unit, "k_proj": unit},
-        "qk, no depth": {"gain": matched, "q_proj": unit, "k_proj": unit},
-        "all inputs": {
-            **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), unit),
-            "gain": 0.2,
-            "o_proj": depth / unit,
-            "down_proj": depth / unit**2,
-        },
-        "embedding": {**small, "gain": matched, "embedding": unit},
-    }
+# The start that is changed, factors on its matrices by name, and whether the head norm's gain is
+# that of the scaled start ("gain": 1) or 1 ("gain": 0).
+DEPTH = "1/sqrt(2L)"
+STARTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "published": ("published", {}),
+    "W_O": ("published", {"o_proj": DEPTH}),
+    "W_O, down": ("published", {"o_proj": DEPTH, "down_proj": DEPTH}),
+    "gain": ("published", {"gain": 1}),
+    "W_O, gain": ("published", {"o_proj": DEPTH, "gain": 1}),
+    "scaled": ("scaled", {}),
+    "scaled, down": ("scaled", {"down_proj": DEPTH}),
+    "scaled, wide embedding": ("scaled", {"embed_tokens": "D^-1/2"}),
+}
+SHORT = ("published", "W_O", "W_O, gain", "scaled")  # of the other sizes
 
 
 def jobs() -> list[dict[str, Any]]:
     """Return the runs, short ones first."""
-    found = []
-    for where, size in (
-        ("needle", "nano"),
-        ("language", "nano"),
-        ("language", "micro"),
-        ("language", "mini"),
-    ):
-        for attention in ("standard", "diff_v1", "diff_v2"):
-            for name in starts(128, 2):
-                if attention != "diff_v1" and "gain" in name:
-                    continue  # there is no head norm
-                if size == "mini" and name not in ("published", "depth", "depth + gain", "qk"):
-                    continue
-                seeds = (900, 901) if where == "needle" else (900,)
-                for seed in seeds:
-                    found.append(
-                        {
-                            "task": where,
-                            "size": size,
-                            "attention": attention,
-                            "start": name,
-                            "seed": seed,
-                        }
-                    )
-    return found
+    places = [
+        ("needle", "nano", tuple(STARTS), (900, 901)),
+        ("language", "nano", SHORT, (900,)),
+        ("language", "micro", tuple(STARTS), (900,)),
+        ("language", "mini", SHORT, (900,)),
+    ]
+    return [
+        {"task": where, "size": size, "attention": attention, "start": name, "seed": seed}
+        for where, size, names, seeds in places
+        for name in names
+        for attention in MECHANISMS
+        for seed in seeds
+        if attention == "diff_v1" or "gain" not in name  # the others have no head norm
+    ]
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Train one model and return its held-out score."""
+    """Train one model and return its held-out loss."""
     torch.set_num_threads(1)
     size, seed = job["size"], job["seed"]
-    steps = STEPS[size]
     needle = job["task"] == "needle"
-    batch = 32 if needle else 8
+    steps, batch = STEPS[size], 32 if needle else 8
     schedule = "wsd" if needle else "cosine"
     recipe = Recipe(steps=steps, batch_size=batch, warmup=30, schedule=schedule)
     options = NEEDLES if needle else {**TEXT, "tokenizer": TOKENIZERS[size]}
     kind: Any = task("needle") if needle else Language
     data = kind(split="train", size=steps * batch, seed=seed, **options)
     held_out = kind(split="validation", size=256, seed=seed, **options)
-    heads = {"num_attention_heads": 8} if needle else {}
-    config = preset(
-        size,
-        job["attention"],
-        vocab_size=data.vocab_size,
-        initialisation="published",
-        **heads,
-    )
     torch.manual_seed(seed)
-    model = AntiphaseForCausalLM(config)
-    change(model, starts(config.hidden_size, config.num_hidden_layers)[job["start"]])
+    model = started(job, data.vocab_size, {"num_attention_heads": 8} if needle else {})
     groups = model.parameter_groups(recipe.weight_decay)
-    optimizer = torch.optim.AdamW(groups, recipe.lr, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(groups, recipe.lr, betas=(recipe.beta1, recipe.beta2))
     rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, recipe))
     for step in range(steps):
         tensors = as_tensors(data.examples(range(step * batch, (step + 1) * batch)))
@@ -116,33 +89,40 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         optimizer.step()
         rates.step()
         optimizer.zero_grad()
-    if needle:
-        return {**job, "loss": score_answers(model, held_out, 256)["loss"]}
-    return {**job, "loss": score_text(model, held_out, 64)["loss"]}
+    scores = score_answers(model, held_out, 256) if needle else score_text(model, held_out, 64)
+    return {**job, "loss": scores["loss"]}
 
 
 @torch.no_grad()
-def change(model: AntiphaseForCausalLM, start: dict[str, float]) -> None:
-    """Change the published start."""
+def started(job: dict[str, Any], vocab_size: int, fields: dict[str, Any]) -> AntiphaseForCausalLM:
+    """Return a new model with the start of a job."""
+    base, changes = STARTS[job["start"]]
+    config = preset(
+        job["size"], job["attention"], vocab_size=vocab_size, initialisation=base, **fields
+    )
+    model = AntiphaseForCausalLM(config)
+    factors = {
+        DEPTH: (2 * config.num_hidden_layers) ** -0.5,
+        "D^-1/2": config.hidden_size**-0.5 / config.initializer_range,
+    }
     for name, module in model.named_modules():
-        if isinstance(module, HeadNorm) and module.kind == "rms":
-            module.gain.fill_(start.get("gain", 1.0))
-        elif isinstance(module, torch.nn.Linear):
-            module.weight.mul_(start.get(name.split(".")[-1], 1.0))
-    model.model.embed_tokens.weight.mul_(start.get("embedding", 1.0))
+        if isinstance(module, HeadNorm) and module.kind == "rms" and changes.get("gain"):
+            module.gain.fill_(normed_rms(config) / module.factor)
+        factor = changes.get(name.split(".")[-1])
+        if factor is not None:
+            module.weight.mul_(factors[factor])
+    return model
 
 
 def main() -> None:
-    """Run what is missing, print the table."""
+    """Run what is missing, print the tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=Path("runs/initialisation.jsonl"))
     path = parser.parse_args().out
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = path.read_text().splitlines() if path.exists() else []
-    done = [json.loads(line) for line in lines]
-    key = ("task", "size", "attention", "start", "seed")
-    known = {tuple(d[k] for k in key) for d in done}
-    todo = [job for job in jobs() if tuple(job[k] for k in key) not in known]
+    done = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    known = [{k: v for k, v in result.items() if k != "loss"} for result in done]
+    todo = [job for job in jobs() if job not in known]
     with multiprocessing.get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
         for result in pool.imap_unordered(run, todo):
             done.append(result)
@@ -150,15 +130,19 @@ def main() -> None:
                 file.write(json.dumps(result) + "\n")
             print(result, flush=True)
     for where, size in dict.fromkeys((d["task"], d["size"]) for d in done):
-        print(f"\n{where}, {size}: held-out loss, mean over seeds")
-        mine = [d for d in done if (d["task"], d["size"]) == (where, size)]
-        for start in dict.fromkeys(d["start"] for d in mine):
-            cells = []
-            for attention in ("standard", "diff_v1", "diff_v2"):
-                wanted = (start, attention)
-                losses = [d["loss"] for d in mine if (d["start"], d["attention"]) == wanted]
-                cells.append(f"{sum(losses) / len(losses):9.3f}" if losses else " " * 9)
-            print(f"  {start:22}{''.join(cells)}")
+        print(f"\n{where}, {size}, {STEPS[size]} steps: held-out loss, mean over seeds")
+        print(f"  {'':24}" + "".join(f"{name:>10}" for name in MECHANISMS))
+        for start in STARTS:
+            cells = [cell(done, where, size, start, name) for name in MECHANISMS]
+            if any(cells):
+                print(f"  {start:24}" + "".join(f"{text:>10}" for text in cells))
+
+
+def cell(done: list[dict[str, Any]], where: str, size: str, start: str, attention: str) -> str:
+    """Return the mean loss of the runs of one kind; empty if there is none."""
+    wanted = {"task": where, "size": size, "start": start, "attention": attention}
+    losses = [d["loss"] for d in done if all(d[k] == v for k, v in wanted.items())]
+    return f"{sum(losses) / len(losses):.3f}" if losses else ""
 
 
 if __name__ == "__main__":

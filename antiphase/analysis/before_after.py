@@ -47,7 +47,7 @@ class ModelScores:
         correct: 1 or 0, [questions].
         depth: of the needle in its question, 0 at the start, [questions].
         answer: fraction of attention on the needle, the mean over heads and layers, [questions].
-        noise: fraction on all other tokens.
+        noise: fraction on all other tokens before the row. The rest is on the row's own token.
         sink: fraction on the first token.
     """
 

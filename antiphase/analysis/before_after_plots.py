@@ -10,7 +10,7 @@ from antiphase.analysis.palette import COLOURS
 from antiphase.analysis.statistics import Interval
 from antiphase.training.run_card import pyplot
 
-PLACES = {"answer": "needle", "sink": "first token", "noise": "all else"}
+PLACES = {"answer": "needle", "sink": "first token", "noise": "irrelevant"}
 
 
 def draw_change(results: dict[str, Any], path: Path) -> bool:

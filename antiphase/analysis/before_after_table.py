@@ -11,7 +11,7 @@ ROWS = {
     "loss of held-out text, nats": "loss",
     "needles found": "correct",
     "attention to the needle": "answer",
-    "attention to all else": "noise",
+    "attention to irrelevant tokens": "noise",
     "attention to the first token": "sink",
 }
 COLUMNS = ["", "before", "after", "change"]

@@ -59,12 +59,12 @@ app.command()(train)
 app.command()(compare)
 app.command()(analyze)
 app.command()(maps)
-app.command()(lab)
 app.command()(unchain)
 app.command("import-weights")(import_weights)
 app.command()(doctor)
 app.command("build-kernels")(build_kernels)
 app.add_typer(bench, name="bench")
+app.add_typer(lab, name="lab")
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """`antiphase lab`: the tests of why differential attention works."""
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
@@ -15,58 +15,132 @@ from antiphase.cli.options import (
 )
 from antiphase.cli.output import Output
 
-DEFAULT_FOLDER = Path("runs/lab")
+if TYPE_CHECKING:
+    from antiphase.experiments.results import Study
+
+QUICK_FOLDER, FULL_FOLDER = Path("runs/lab"), Path("runs/lab-full")
+
+lab = typer.Typer(
+    invoke_without_command=True,
+    help="Test why differential attention works: train, measure, judge, report.",
+)
 
 
-def lab(
-    full: Annotated[bool, typer.Option("--full", help="run all tests; takes hours")] = False,
+@lab.callback()
+def run(
+    context: typer.Context,
+    full: Annotated[
+        bool, typer.Option("--full", help="run the primary study; takes hours, needs a lock")
+    ] = False,
     only: Annotated[Optional[str], typer.Option(help="run tests by number, e.g. 7,8")] = None,
     list_tests: Annotated[bool, list_option("the tests")] = False,
     report: Annotated[
         Optional[Path], typer.Option(help="write the report of this study again, without a run")
     ] = None,
-    out: Annotated[Path, typer.Option(help="folder of the study")] = DEFAULT_FOLDER,
-    seeds: Annotated[int, typer.Option(help="number of seeds")] = 3,
+    out: Annotated[
+        Optional[Path],
+        typer.Option(help=f"folder of the study [{QUICK_FOLDER}, with --full {FULL_FOLDER}]"),
+    ] = None,
+    seeds: Annotated[
+        Optional[int], typer.Option(help="number of seeds, without --full [3]")
+    ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Test why differential attention works: train, measure, judge, report."""
+    if context.invoked_subcommand is not None:
+        return
     output = Output(quiet=quiet, as_json=as_json)
     if list_tests:
         _list(output)
         return
-    require_at_least(1, seeds=seeds)
+    if full and seeds is not None:
+        raise ValueError("--seeds: the seeds of the primary study are locked; leave out --seeds")
+    require_at_least(1, seeds=3 if seeds is None else seeds)
     numbers = None if only is None else _numbers(only)
-    require_output_folder("--out", out)
+    folder = out or (FULL_FOLDER if full else QUICK_FOLDER)
+    require_output_folder("--out", folder)
     if report is not None and not report.is_dir():
         raise ValueError(f"--report: got {report}, which is no folder of a study")
     require_packages("the report", "lab", "plotly", "matplotlib")
+    from dataclasses import replace
+
     from antiphase.experiments.registry import select_tests
-    from antiphase.experiments.report import cell_text, verdict_rows, write_report
     from antiphase.experiments.results import load_study
-    from antiphase.experiments.study import run_study
-    from antiphase.experiments.verdicts import READINGS
 
     if report is not None:
         study = load_study(report)
-        out = report if out == DEFAULT_FOLDER else out
+        folder = out or report
     else:
+        from antiphase.experiments.plans import PRIMARY, QUICK
+        from antiphase.experiments.study import run_study
+
+        plan = PRIMARY if full else QUICK
+        if seeds is not None:
+            plan = replace(plan, seeds=tuple(range(seeds)))
         tests = select_tests(numbers, full)
-        quick_arms = not (only or full)
-        study = run_study(tests, out, output.progress, quick=quick_arms, seeds=range(seeds))
-        study.save(out)
-    output.rows(["test", *READINGS], [list(map(cell_text, row)) for row in verdict_rows(study)])
-    out.mkdir(parents=True, exist_ok=True)
-    page = write_report(study, out)
-    output.wrote(page)
-    output.note(f"wrote {page.with_name('report.md')}")
+        if full and (others := [t.number for t in tests if t.number not in plan.tests]):
+            raise ValueError(
+                f"--only: test {others[0]} is not part of the primary study, whose tests are "
+                f"{', '.join(map(str, plan.tests))}; leave out --full"
+            )
+        study = run_study(plan, tests, folder, output.progress)
+        study.save(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    _show(study, folder, output)
+
+
+@lab.command()
+def lock(
+    out: Annotated[Path, typer.Option(help="folder of the study")] = FULL_FOLDER,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Lock predictions, design and seeds of the primary study, before its first run."""
+    output = Output(quiet=quiet, as_json=as_json)
+    require_output_folder("--out", out)
+    from antiphase.experiments.plans import PRIMARY
+    from antiphase.experiments.study import lock_study
+
+    written = lock_study(PRIMARY, out)
+    count = sum(len(predictions) for predictions in written["predictions"].values())
+    output.line(
+        f"locked {count} predictions of {len(written['predictions'])} tests, seeds "
+        f"{written['seeds'][0]} to {written['seeds'][-1]}, at {written['time']}: "
+        f"{written['digest'][:16]}"
+    )
+    output.wrote(out / "lock.json")
+    output.json({key: written[key] for key in ("study_id", "seeds", "digest", "commit", "time")})
+
+
+def _show(study: "Study", folder: Path, output: Output) -> None:
+    """Print what was measured beside the published study; write the report and name its files."""
+    from antiphase.experiments import report
+    from antiphase.experiments.verdicts import READINGS
+
+    published = report.published_beside(study)
+    page = report.write_report(study, folder)
     output.json(
         [
             {"test": result.number, "title": result.title, "why_not": result.why_not or None}
-            | {reading: result.about(reading) for reading in READINGS}
+            | {reading: report.finding(study, result, reading) for reading in READINGS}
+            | {"published": report.published_findings(published, result.number)}
             for result in study.results
         ]
     )
+    if rows := report.narrow_verdict_rows(study, published):
+        columns = report.verdict_columns(published)[:-1]
+        output.rows(columns, [[report.cell_text(cell) for cell in row] for row in rows])
+    for line in report.not_run_lines(study, report.numbers_shown(study, published)):
+        output.note(line)
+    output.note(report.status_line(study))
+    if published is None and study.lock is None:
+        output.note(report.ABSENT)
+    if study.attention:
+        output.note("Where each mechanism's attention goes, on the same sequence:")
+        output.wrote(folder / report.PICTURE)
+    output.note("All numbers and figures on one page:")
+    output.wrote(page)
 
 
 def _list(output: Output) -> None:

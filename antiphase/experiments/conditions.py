@@ -1,8 +1,8 @@
 """Conditions: the held-out sequences on which trained models are measured.
 
 Training repeats each needle, so that a sequence has many questions. The other conditions show each
-needle once, on sequences as long as in training or twice as long, whose distractors have keys at
-random (far) or differ from a needle in one token of the key (near).
+needle once, on sequences as long as in training or longer, whose distractors have keys that no
+needle has (far), or keys of needles of other sequences (near).
 """
 
 from dataclasses import dataclass
@@ -22,26 +22,26 @@ class Condition:
     """
 
     name: str
-    length: int = 0
+    length: float = 0
     near: float = 0.0
 
     def task_options(self, recipe: Recipe) -> dict[str, Any]:
         """Return the options of a recipe's task under this condition."""
         options = dict(recipe.task_options)
         if self.length:
-            options |= {"repeats": 0, "near": self.near, "length": self.length * options["length"]}
-            if "mixed" in options:
-                options["mixed"] = False
+            length = round(self.length * options["length"])
+            options |= {"repeats": 0, "near": self.near, "length": length}
         return options
 
 
 AS_TRAINED = Condition("as trained")
-GRID = {  # length and distractors: test 7 measures in all four cells
+LENGTHS, DISTRACTORS = (1.0, 1.5), ("far", "near")
+GRID = {  # test 7 measures in all four cells
     (length, near): Condition(
-        f"{length}x length, {near} distractors", length, float(near == "near")
+        f"{length:g}x length, {near} distractors", length, float(near == "near")
     )
-    for length in (1, 2)
-    for near in ("far", "near")
+    for length in LENGTHS
+    for near in DISTRACTORS
 }
-STRESS = GRID[2, "near"]  # the hardest; where arms are compared and attention noise is measured
+STRESS = GRID[1.5, "near"]  # where arms are compared, and attention noise is measured
 CONDITIONS = (AS_TRAINED, *GRID.values())

@@ -1,4 +1,4 @@
-"""Contests of arms under stress: sequences twice as long as in training, all distractors near."""
+"""Contests of arms under stress: each needle occurs once, and all distractors are near."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -57,8 +57,8 @@ def learned_effects(models: TrainedModels, arms: Sequence[Arm]) -> dict[Effect, 
 
 def noise_effect(models: TrainedModels, standard: Arm) -> dict[Effect, Values]:
     """Measure what the gate `noise` needs: the mass of standard's retrieval heads on I."""
-    gate = noise(STRESS.name)
-    return {gate.effect: models.values(standard, partial(mass, kind="irrelevant"))}
+    measure = partial(mass, kind="irrelevant")
+    return {noise(STRESS.name).effect: models.values(standard, measure)}
 
 
 def compare(

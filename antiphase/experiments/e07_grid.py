@@ -6,7 +6,7 @@ import numpy as np
 
 from antiphase.analysis.statistics import Values, difference
 from antiphase.experiments.arms import STANDARD, V1, V2, Arm
-from antiphase.experiments.conditions import GRID, STRESS
+from antiphase.experiments.conditions import DISTRACTORS, GRID, LENGTHS, STRESS
 from antiphase.experiments.contests import learned_effects, noise_effect
 from antiphase.experiments.experiment import (
     Experiment,
@@ -21,10 +21,9 @@ from antiphase.experiments.trained_models import TrainedModels
 from antiphase.experiments.verdicts import Effect, Prediction, learned, noise, room
 
 SIZE = 0.1  # nats
-LENGTHS, DISTRACTORS = (1, 2), ("far", "near")
 BY_NOISE, BY_LENGTH = (
     Effect("gain in loss over standard", V1.name, condition=condition)
-    for condition in ("near minus far, mean over lengths", "2x minus 1x length, mean over noise")
+    for condition in ("near minus far, mean over lengths", "1.5x minus 1x length, mean over noise")
 )
 LOSS = Effect("loss", STANDARD.name, condition=STRESS.name)
 GATES = (learned(V1.name), learned(STANDARD.name), room(LOSS, SIZE), noise(STRESS.name))
@@ -91,7 +90,7 @@ class GridTest(Experiment):
                 "distractors",
                 "times the length in training",
                 list(DISTRACTORS),
-                [str(n) for n in LENGTHS],
+                [f"{n:g}" for n in LENGTHS],
                 [
                     [
                         float(np.mean([v.mean() for v in gains[arm.name, n, near]]))
@@ -105,7 +104,7 @@ class GridTest(Experiment):
         return Measurement(effects, tables, heatmaps)
 
 
-Gains = dict[tuple[str, int, str], Values]
+Gains = dict[tuple[str, float, str], Values]
 
 
 def _by_noise(gains: Gains, arm: Arm) -> Values:
@@ -116,7 +115,10 @@ def _by_noise(gains: Gains, arm: Arm) -> Values:
 
 def _by_length(gains: Gains, arm: Arm) -> Values:
     return _mean(
-        [difference(gains[arm.name, 2, near], gains[arm.name, 1, near]) for near in DISTRACTORS]
+        [
+            difference(gains[arm.name, LENGTHS[1], near], gains[arm.name, LENGTHS[0], near])
+            for near in DISTRACTORS
+        ]
     )
 
 

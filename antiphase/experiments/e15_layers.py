@@ -138,19 +138,9 @@ class LayersTest(Experiment):
             for arm in self.arms
             for i in layers
         ]
-        rows += [
-            [
-                *interval_row(
-                    f"{arm.name}, retrieval heads",
-                    *(
-                        models.values(arm, partial(retrieval_logit_drop, edit=edit))
-                        for edit in EDITS
-                    ),
-                ),
-                "",
-            ]
-            for arm in self.arms
-        ]
+        for arm in self.arms:
+            drop = [models.values(arm, partial(retrieval_logit_drop, edit=edit)) for edit in EDITS]
+            rows.append([*interval_row(f"{arm.name}, retrieval heads", *drop), ""])
         columns = ["", *EDITS, "cosine of the noise term with the residual stream"]
         table = Table(f"Drop of the answer's logit when A2 is, {STRESS.name}", columns, rows)
         return Measurement(effects, [table], [chart])

@@ -16,11 +16,12 @@ Cell = str | Interval
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under headings."""
+    """Rows of cells under headings; `note` says what they show."""
 
     title: str
     columns: list[str]
     rows: list[list[Cell]]
+    note: str = ""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@
 
 from dataclasses import dataclass
 
+from antiphase.experiments.registry import EXPERIMENTS
 from antiphase.experiments.tuning import Grid
 from antiphase.training import Recipe, load_recipe
 
@@ -31,13 +32,24 @@ class Plan:
     locked: bool = False
 
 
-QUICK = Plan("quick", load_recipe("needle-lab-quick"), (1, 5, 7, 15), (0, 1, 2))
+_RECIPE = load_recipe("needle-lab")
+_EASIER = {"length": 64, "keys": 8, "repeats": 3, "near": 0.0}
+QUICK = Plan(
+    "quick",
+    _RECIPE.changed(
+        task_options={**_RECIPE.task_options, **_EASIER},
+        batch_size=32,
+        steps=700,
+        decay=0.231,  # 150 steps
+    ),
+    tuple(number for number, test in EXPERIMENTS.items() if test.quick),
+    (0, 1, 2),
+)
 PRIMARY = Plan(
     "primary",
-    load_recipe("needle-lab"),
-    (1, 4, 5, 6, 7, 8, 12, 13, 15),
+    _RECIPE,
+    tuple(number for number, test in EXPERIMENTS.items() if test.primary),
     tuple(range(100, 108)),
-    Grid(),
+    Grid(steps=400),
     locked=True,
 )
-PLANS = {plan.id: plan for plan in (QUICK, PRIMARY)}

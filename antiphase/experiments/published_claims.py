@@ -5,27 +5,35 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from antiphase.analysis.metrics.allocation import allocation, signal_gain
+from antiphase.analysis.metrics.allocation import signal_gain
+from antiphase.analysis.metrics.sinks import outliers
 from antiphase.analysis.statistics import Interval, seed_interval
 from antiphase.experiments.arms import STANDARD, V1, Arm
 from antiphase.experiments.e05_sparsity import sparsity_metric
-from antiphase.experiments.e11_sinks import outlier
 from antiphase.experiments.e13_cheap_noise import map_rank
-from antiphase.experiments.model_measurements import by_example, maps_on_task
+from antiphase.experiments.model_measurements import (
+    by_example,
+    in_retrieval_heads,
+    maps_on_task,
+    mass,
+)
 from antiphase.experiments.results import Claim
 from antiphase.experiments.trained_models import Measure, TrainedModel, TrainedModels
 
 
-def mass_fraction(model: TrainedModel, kind: str) -> NDArray[np.float64]:
-    """Return the fraction of |A| on `relevant`, `sink` or `irrelevant` positions, by example."""
-    maps = maps_on_task(model)
-    return by_example([allocation(m.difference, maps.truth)[kind] for m in maps.layers])
-
-
 def mass_gain(model: TrainedModel) -> NDArray[np.float64]:
-    """Return the relative gain of the mass on R by the subtraction, by example."""
-    maps = maps_on_task(model)
-    return by_example([signal_gain(m.difference, m.signal, maps.truth) for m in maps.layers])
+    """Return the relative gain of the mass on R by the subtraction, in retrieval heads."""
+    return in_retrieval_heads(
+        model, lambda layer, truth: signal_gain(layer.difference, layer.signal, truth)
+    )
+
+
+def outlier(model: TrainedModel, of: str) -> NDArray[np.float64]:
+    """Return the largest magnitude of attention `logits` or `hidden` states."""
+    captured = maps_on_task(model).captured
+    if of == "hidden":
+        return np.array([max(outliers(h)["top-1"] for h in captured.hidden[1:])])
+    return np.array([max(outliers(s)["top-1"] for m in captured.layers for s in m.scores)])
 
 
 def lam(model: TrainedModel, layer: int) -> NDArray[np.float64]:
@@ -50,13 +58,13 @@ def published_claims(models: TrainedModels) -> list[Claim]:
         beside(
             "attention to the answer (mass on R)",
             "3B, 4K: 0.03 to 0.09, V1 0.27 to 0.40",
-            partial(mass_fraction, kind="relevant"),
+            partial(mass, kind="relevant"),
             both,
         ),
         beside(
             "attention to the noise (mass on I)",
             "3B, 4K: 0.49 to 0.54, V1 0.01 to 0.02",
-            partial(mass_fraction, kind="irrelevant"),
+            partial(mass, kind="irrelevant"),
             both,
         ),
         beside(
@@ -86,13 +94,13 @@ def published_claims(models: TrainedModels) -> list[Claim]:
         beside(
             "largest attention logit",
             "3B: 318.0, V1 38.8",
-            partial(outlier, of="logits", which="top-1"),
+            partial(outlier, of="logits"),
             both,
         ),
         beside(
             "largest hidden state",
             "3B: 3608.6, V1 1688.2",
-            partial(outlier, of="hidden", which="top-1"),
+            partial(outlier, of="hidden"),
             both,
         ),
         beside("lam of the first layer", "mostly 0.2 to 0.4 early", partial(lam, layer=0), only_v1),

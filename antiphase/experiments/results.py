@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphase.analysis.statistics import Interval, holm
+from antiphase.experiments.attention_example import AttentionExample
 from antiphase.experiments.experiment import Chart, Figure, Heatmap, Table
 from antiphase.experiments.verdicts import (
     Effect,
@@ -22,6 +23,8 @@ from antiphase.experiments.verdicts import (
 from antiphase.training.checkpoints import write_atomic
 
 RESULTS = "results.json"
+NOT_SELECTED = "not selected"
+"""Why a test was not run that nobody asked for."""
 FORMAT = 2  # of results.json; 1 had neither gates nor kinds of prediction
 
 
@@ -111,6 +114,7 @@ class Study:
         seeds: of the study.
         lock: content of the lock that its predictions were written under; None without one.
         training: tables of how the arms were tuned and trained.
+        attention: where attention goes on one sequence; None if no model was trained.
     """
 
     results: list[Result]
@@ -122,6 +126,7 @@ class Study:
     seeds: list[int] = field(default_factory=list)
     lock: dict[str, Any] | None = None
     training: list[Table] = field(default_factory=list)
+    attention: AttentionExample | None = None
 
     def adjusted_p(self) -> dict[tuple[int, str], float]:
         """Return the p of every primary prediction with a verdict, adjusted by Holm's method.
@@ -146,6 +151,7 @@ class Study:
             "seeds": self.seeds,
             "lock": self.lock,
             "training": [asdict(table) for table in self.training],
+            "attention": self.attention.as_dict() if self.attention else None,
             "results": [result_to_json(result) for result in self.results],
             "claims": [asdict(claim) for claim in self.claims],
             "claims_seeds": self.claims_seeds,
@@ -171,6 +177,7 @@ def load_study(folder: Path) -> Study:
             "its predictions follow other rules and cannot be judged anew. Run the study again: "
             "antiphase lab --full --out FOLDER"
         )
+    attention = kept.get("attention")
     return Study(
         [result_from_json(fields) for fields in kept["results"]],
         [claim_from_json(fields) for fields in kept["claims"]],
@@ -181,6 +188,7 @@ def load_study(folder: Path) -> Study:
         kept["seeds"],
         kept["lock"],
         [_table(table) for table in kept["training"]],
+        AttentionExample.from_dict(attention) if attention else None,
     )
 
 
@@ -262,7 +270,7 @@ def _cell(cell: Any) -> Any:
 
 def _table(fields: dict[str, Any]) -> Table:
     rows = [[_cell(cell) for cell in row] for row in fields["rows"]]
-    return Table(fields["title"], fields["columns"], rows)
+    return Table(fields["title"], fields["columns"], rows, fields.get("note", ""))
 
 
 def _figure(fields: dict[str, Any]) -> Figure:

@@ -20,6 +20,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from antiphase.analysis.statistics import seed_interval
 from antiphase.experiments.arms import STANDARD, V1, Arm, Settings, TrainingRun, arm_recipe
+from antiphase.experiments.attention_example import (
+    ROW_ARMS,
+    AttentionExample,
+    attention_example,
+)
 from antiphase.experiments.engine import LocalEngine, cores, duration, train_all
 from antiphase.experiments.experiment import Experiment, Table
 from antiphase.experiments.lock import check_lock, write_lock
@@ -27,6 +32,7 @@ from antiphase.experiments.plans import Plan
 from antiphase.experiments.published_claims import published_claims
 from antiphase.experiments.registry import EXPERIMENTS, RegisteredTest
 from antiphase.experiments.results import (
+    NOT_SELECTED,
     Claim,
     Result,
     Study,
@@ -108,6 +114,8 @@ def run_study(
     claims, claims_seeds = _claims(models, plan, runs, folder)
     with console.status("measuring: training"):
         tables = training_tables(models, arms)
+    with console.status("measuring: attention on one sequence"):
+        attention = _attention(models, runs, folder)
     return Study(
         results,
         claims,
@@ -118,6 +126,7 @@ def run_study(
         list(plan.seeds),
         lock,
         [*([tuning] if tuning else []), *tables],
+        attention,
     )
 
 
@@ -272,7 +281,7 @@ def _earlier(entry: RegisteredTest, folder: Path) -> Result:
     result = _blank(entry, test)
     earlier = _stored(entry, folder)
     if earlier is None:
-        result.why_not = "not selected"
+        result.why_not = NOT_SELECTED
         return result
     if earlier.keys[:1] != [_version(test)] or [*earlier.arms] != [arm.name for arm in test.arms]:
         result.why_not = "measured earlier with other arms or another version, so left out"
@@ -342,3 +351,19 @@ def _claims(
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, json.dumps(without_nan(kept), indent=1))
     return [claim_from_json(fields) for fields in kept["claims"]], kept["seeds"]
+
+
+def _attention(models: TrainedModels, runs: Runs, folder: Path) -> AttentionExample | None:
+    """Return where attention goes on one sequence; an earlier example is kept without V1."""
+    path = folder / "measured" / "attention.json"
+    kept = read_json(path)
+    keys = [runs[arm.name][0].key for arm in ROW_ARMS if arm in models]
+    both = STANDARD in models and V1 in models
+    if kept is None or (both and kept["keys"] != keys):
+        found = attention_example(models)
+        if found is None:
+            return None
+        kept = {"keys": keys, "example": found.as_dict()}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps(kept, indent=1))
+    return AttentionExample.from_dict(kept["example"])

@@ -52,7 +52,11 @@ def _criterion_table(models: TrainedModels, arms: Sequence[Arm]) -> Table:
         )
         rows.append([arm.name, f"{np.mean(steps.reached):.2f}", median, p, each])
     columns = ["", "fraction of seeds", "median steps", "log-rank p against standard", "by seed"]
-    return Table(f"Steps to an accuracy of {criterion:g}", columns, rows)
+    note = (
+        "How fast each arm learns. A run that did not get there counts with the steps that it had; "
+        "the log-rank test compares all seeds of an arm with those of standard."
+    )
+    return Table(f"Steps to an accuracy of {criterion:g}", columns, rows, note)
 
 
 def _branch_table(models: TrainedModels, arms: Sequence[Arm]) -> Table:
@@ -74,7 +78,11 @@ def _branch_table(models: TrainedModels, arms: Sequence[Arm]) -> Table:
             attention, feed_forward = _ratios(models[arm], step)
             cells += [seed_interval(attention), seed_interval(feed_forward)]
         rows.append(cells)
-    return Table("RMS of a branch over that of its stream, mean over layers", columns, rows)
+    note = (
+        "How much attention and feed-forward layers add to the residual stream, over what is in "
+        "it. Arms that start at different scales learn differently for that reason alone."
+    )
+    return Table("RMS of a branch over that of its stream, mean over layers", columns, rows, note)
 
 
 def _ratios(models: Sequence[TrainedModel], step: int | None) -> tuple[Values, Values]:

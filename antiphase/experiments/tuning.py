@@ -112,10 +112,10 @@ def tune(
         if tuning.arm.sweep
     ]
     at_centre = losses([(t.arm, grid.settings(CENTRE, options)) for t, options in swept])
-    for _, (tuning, options) in sorted(
-        zip(at_centre, swept, strict=True), key=lambda pair: -pair[0]
-    ):
-        tuning.options = options  # the last one has the lowest loss
+    lowest: dict[str, float] = {}
+    for loss, (tuning, options) in zip(at_centre, swept, strict=True):
+        if loss < lowest.get(tuning.arm.name, math.inf):
+            lowest[tuning.arm.name], tuning.options = loss, options
     for round_ in range(grid.extensions + 1):
         wanted = [
             (tuning, point)
@@ -151,4 +151,8 @@ def tuning_table(found: Sequence[ArmTuning], grid: Grid) -> Table:
         chosen = str(grid.settings(tuning.best, tuning.options))
         edge = ", at the edge" if tuning.beyond_edge() else ""
         rows.append([tuning.arm.name, chosen + edge, *cells])
-    return Table("Held-out loss of the tuning runs", ["arm", "chosen", *columns], rows)
+    note = (
+        "Each arm got the learning rate and branch scale with the lowest loss, on seeds that the "
+        "study does not use. A best point at the edge may not be the best there is."
+    )
+    return Table("Held-out loss of the tuning runs", ["arm", "chosen", *columns], rows, note)

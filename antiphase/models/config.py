@@ -57,11 +57,11 @@ class AntiphaseConfig(PreTrainedConfig):
         rms_norm_eps: of all norms.
         attention_bias: whether the projections of attention have a bias.
         initializer_range: standard deviation of the initial weights.
-        initialisation: "scaled": branches enter the residual stream at a small scale, equal for all
-            mechanisms, and attention logits have unit variance (`antiphase.models.initialisation`);
+        initialisation: "scaled": attention enters the residual stream at a small scale, alike for
+            all mechanisms, and its logits have unit variance (`antiphase.models.initialisation`);
             "published": N(0, initializer_range) everywhere and head-norm gains of 1, as in the
             public code. Loaded weights are not touched.
-        branch_scale: factor of the branches' scale under "scaled".
+        branch_scale: factor of that small scale.
         tie_word_embeddings: whether the head shares the embedding's weights.
         use_cache: whether the model returns a KV cache by default.
         pad_token_id: padding token, whose embedding is zero.

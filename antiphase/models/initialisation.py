@@ -1,4 +1,4 @@
-"""How a new model starts: the scale of its branches, and that of its attention logits.
+"""How a new model starts: the scale of its attention branches and of its attention logits.
 
 With N(0, 0.02) everywhere and head-norm gains of 1, as in the public code, the residual stream
 starts at RMS 0.02, the token's embedding. A layer with a head norm adds an output more than ten
@@ -6,11 +6,13 @@ times as large and buries the token, one without a norm adds less than the token
 start at scales far apart, and a short comparison measures that. And in narrow models attention
 starts uniform: the logits have a standard deviation of 0.02^2 D, 0.05 at D = 128.
 
-The scaled start brings all mechanisms to one order of magnitude, at any depth and width:
+The scaled start brings the attention branches of all mechanisms to one order of magnitude, at any
+depth and width:
 
-- W_O and the down projection have standard deviation initializer_range * branch_scale / sqrt(2 L):
-  L layers add 2 L branches to the stream;
-- the gain of an RMS head norm is about the RMS that a head's output has without the norm;
+- W_O has standard deviation initializer_range * branch_scale / sqrt(2 L): L layers add 2 L branches
+  to the stream. (The down projection keeps initializer_range: scaled likewise, it learned slower.)
+- the gain of an RMS head norm, times V1's factor 1 - lam_init, is about the RMS of a head's output
+  without the norm;
 - W_Q and W_K have standard deviation 1 / sqrt(D): attention logits of unit variance.
 
 `docs/initialisation_search.py` is the search that chose it; the log has its numbers.
@@ -32,14 +34,14 @@ QUERIES_AND_KEYS = ("q_proj", "k_proj", "noise_q_proj", "noise_k_proj")
 AVERAGING = 0.2
 
 
-def branch_std(config: AntiphaseConfig) -> float:
-    """Return the initial standard deviation of W_O and of the down projection."""
+def output_std(config: AntiphaseConfig) -> float:
+    """Return the initial standard deviation of W_O."""
     factor = config.branch_scale / math.sqrt(2 * config.num_hidden_layers)
     return float(config.initializer_range * factor)
 
 
-def head_norm_gain(config: AntiphaseConfig) -> float:
-    """Return the initial gain of RMS head norms.
+def normed_rms(config: AntiphaseConfig) -> float:
+    """Return the RMS at which the outputs of RMS head norms start.
 
     V's rows have RMS initializer_range * sqrt(D), since the layer's input is normalised.
     """
@@ -50,15 +52,14 @@ def scaled_start(block: Any, config: AntiphaseConfig) -> None:
     """Initialise the matrices and gains of a block that the scaled start changes.
 
     Args:
-        block: with `self_attn` and `mlp`, initialised as published.
+        block: with `self_attn`, initialised as published.
         config: of the model.
     """
     attention = block.self_attn
     for name in QUERIES_AND_KEYS:
         if isinstance(projection := getattr(attention, name, None), nn.Linear):
             nn.init.normal_(projection.weight, 0.0, config.hidden_size**-0.5)
-    for projection in (attention.o_proj, block.mlp.down_proj):
-        nn.init.normal_(projection.weight, 0.0, branch_std(config))
+    nn.init.normal_(attention.o_proj.weight, 0.0, output_std(config))
     for part in attention.modules():
         if isinstance(part, HeadNorm) and part.kind == "rms":
-            nn.init.constant_(part.gain, head_norm_gain(config))
+            nn.init.constant_(part.gain, normed_rms(config) / part.factor)

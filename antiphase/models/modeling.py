@@ -63,6 +63,12 @@ class AntiphasePreTrainedModel(PreTrainedModel):
         if isinstance(module, Block) and self.config.initialisation == "scaled":
             scaled_start(module, self.config)
 
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        # For classes outside transformers, the parent skips modules without parameters of their
+        # own, hence every Block. Its reason does not hold here: `_init_weights` only calls
+        # functions of `nn.init`, which transformers guards so that loaded parameters are kept.
+        super()._initialize_weights(module)
+
     def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
         """Return optimiser groups: matrices decay; lambdas, gains, embeddings and biases do not.
 

@@ -285,7 +285,7 @@ def test_ranks(full_rank, verdict, measured):
     assert about_rank == [verdict]
 
 
-FAR_1, FAR_2, NEAR_1, NEAR_2 = (1, "far"), (2, "far"), (1, "near"), (2, "near")
+FAR_1, FAR_2, NEAR_1, NEAR_2 = (1.0, "far"), (1.5, "far"), (1.0, "near"), (1.5, "near")
 
 
 @pytest.mark.parametrize(

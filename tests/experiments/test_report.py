@@ -1,18 +1,33 @@
-"""What the report says about predictions, gates, p and the lock."""
+"""What the report says about predictions, gates, p, the lock, and the published study."""
+
+import re
+from dataclasses import replace
+
+import pytest
 
 from antiphase.analysis.statistics import student_t
-from antiphase.experiments.experiment import Table
+from antiphase.experiments.experiment import Chart, Heatmap, Table
+from antiphase.experiments.report import write_report
 from antiphase.experiments.report.html import write_html
+from antiphase.experiments.report.interactive import plotly_figure
 from antiphase.experiments.report.markdown import as_markdown
+from antiphase.experiments.report.published import published_beside
 from antiphase.experiments.report.rows import (
-    PREDICTION_COLUMNS,
+    GATE_COLUMNS,
     cell_text,
-    lock_line,
+    gate_rows,
+    narrow_verdict_rows,
+    not_run_lines,
     other_rows,
-    prediction_rows,
+    prediction_table,
+    status_line,
+    verdict_columns,
+    verdict_rows,
 )
-from antiphase.experiments.results import Result, Study
+from antiphase.experiments.report.words import WORDS
+from antiphase.experiments.results import NOT_SELECTED, Result, Study, load_study
 from antiphase.experiments.verdicts import Effect, Prediction, learned
+from tests.cli.runner import invoke
 
 GAIN = Effect("accuracy", "V1", versus="standard", condition="under stress")
 NOISY = [0.051, 0.049, 0.05, 0.052, 0.048]
@@ -26,32 +41,56 @@ LOCK = {
 }
 
 
-def result(number, by_seed, accuracy):
+def result(number, by_seed=NOISY, accuracy=1.0, **changes):
     predictions = [
         Prediction("cancelling", GAIN, "more", 0.02, "", (learned("V1"),), primary=True),
         Prediction("cancelling", GAIN, "no worse", 0.02, ""),
         Prediction("sparsity", GAIN, "same", 0.02, "", primary=True),
     ]
     effects = {GAIN: student_t(by_seed), learned("V1").effect: student_t([accuracy] * 5)}
-    return Result(number, f"T{number}", "?", predictions, effects, seeds=[0, 1])
+    found = Result(number, f"T{number}", "?", predictions, effects, seeds=[0, 1])
+    return replace(found, study_id="first", **changes)
 
 
-def small_study(**changes):
-    tests = [result(1, NOISY, 1.0), result(2, NOISY, 0.5), result(3, NOISY[:3], 1.0)]
-    return Study(tests, [], [], {}, {}, **changes)
+def not_run(number, why=NOT_SELECTED):
+    return replace(result(number), effects={}, seeds=[], why_not=why)
+
+
+def small_study(*results, **changes):
+    tests = results or (result(1), result(2, accuracy=0.5), result(3, NOISY[:3]))
+    return Study(list(tests), [], [], {}, {"task": "needle", "lr": 0.003}, **changes)
 
 
 def rows_of(study, number):
-    found = prediction_rows(study, study.results[number - 1])
-    return [dict(zip(PREDICTION_COLUMNS, map(cell_text, row), strict=True)) for row in found]
+    columns, found = prediction_table(study, study.results[number - 1])
+    return [dict(zip(columns, map(cell_text, row), strict=True)) for row in found]
 
 
-def test_a_row_has_kind_gates_verdict_and_holm():
+def texts(rows):
+    return [[cell_text(cell) for cell in row] for row in rows]
+
+
+def page_of(study, folder, **options):
+    write_html(study, folder / "report.html", **options)
+    return (folder / "report.html").read_text().split("</script>", 1)[1]
+
+
+@pytest.fixture
+def published(tmp_path, monkeypatch):
+    """A published study in which tests 1 and 4 were run."""
+    folder = tmp_path / "published"
+    folder.mkdir()
+    study = small_study(result(1), not_run(2), not_run(3), result(4), lock=LOCK, seeds=[*range(5)])
+    study.save(folder)
+    monkeypatch.setattr("antiphase.experiments.report.published.FOLDER", folder)
+    return study
+
+
+def test_a_row_has_kind_verdict_and_holm():
     study = small_study()
     first, second, third = rows_of(study, 1)
     assert first["reading"] == "cancelling (primary)"
     assert first["predicted"] == "more than 0, at least 0.02"
-    assert first["gates"] == "learned passed: accuracy: V1, as trained = 1 (≥ 0.99)"
     assert first["verdict"] == "✔ supported"
     assert float(first["p"]) < 1e-5
     assert first["survives Holm (p)"].startswith("yes (")
@@ -60,27 +99,138 @@ def test_a_row_has_kind_gates_verdict_and_holm():
     assert not other_rows(study.results[0])  # what a gate measured is not another effect
 
 
-def test_invalid_and_descriptive_rows_have_no_p():
+def test_invalid_rows_have_no_p_and_descriptive_tests_no_column_for_it():
     study = small_study()
     invalid = rows_of(study, 2)[0]
     assert (invalid["verdict"], invalid["p"]) == ("! invalid", "")
-    assert invalid["gates"] == "learned FAILED: accuracy: V1, as trained = 0.5 (≥ 0.99)"
     descriptive = rows_of(study, 3)[0]
-    assert (descriptive["verdict"], descriptive["p"]) == ("descriptive", "")
+    assert descriptive["verdict"] == "descriptive"
     assert descriptive["measured"].startswith("0.05 [")
+    assert "p" not in descriptive
 
 
-def test_the_page_and_the_markdown_show_lock_tuning_and_verdicts(tmp_path):
-    tuning = Table("Tuning", ["arm", "learning rate"], [["V1", "0.003"]])
-    study = small_study(lock=LOCK, training=[tuning], study_id="first", seeds=[10, 11])
-    text = as_markdown(study)
-    write_html(study, tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text()
-    assert "<td class=invalid>! invalid</td>" in page
-    assert "<td class=descriptive>descriptive</td>" in page
+def test_every_gate_is_shown_once_with_its_number():
+    ((gate, what, bound, measured, outcome, of),) = texts(gate_rows(result(1)))
+    assert (gate, what, bound) == ("learned", "accuracy: V1, as trained", "≥ 0.99")
+    assert (measured, outcome, of) == ("1 [1, 1]", "passed", "1")
+    assert texts(gate_rows(result(2, accuracy=0.5)))[0][4] == "FAILED"
+
+
+def test_only_a_lock_lets_the_report_say_that_predictions_came_first(tmp_path):
+    locked = small_study(lock=LOCK, study_id="first", seeds=[10, 11])
+    exploratory = small_study(study_id="quick", seeds=[0, 1, 2])
+    for shown in (as_markdown(locked), page_of(locked, tmp_path)):
+        assert "Predictions were written before the runs: study first, locked at 2026-11" in shown
+        assert "commit " + "c" * 40 + " (with changes that were not committed)" in shown
+        assert "d" * 64 in shown
+    for shown in (as_markdown(exploratory), page_of(exploratory, tmp_path)):
+        assert "Exploratory: no lock, 3 seeds, no verdicts below 5 seeds." in shown
+        assert "were written before" not in shown
+    assert status_line(small_study(seeds=[*range(8)])) == "Exploratory: no lock, 8 seeds."
+
+
+def test_the_page_defines_its_words_and_shows_recipe_gates_and_tables(tmp_path):
+    note = "A note that a reader must know."
+    tuning = Table("Tuning", ["arm", "loss"], [["V1", student_t([0.1, 0.3])]], "What it says.")
+    study = small_study(result(1, notes=[note]), training=[tuning], seeds=[7, 8])
+    text, page = as_markdown(study), page_of(study, tmp_path)
+    assert "<h2 id=test1>1. T1 †</h2>" in page
+    assert "## 1. T1 †" in text
+    assert "<td data-name='verdict' class='supported alone'>✔ supported</td>" in page
+    assert "title='by seed: 7: 0.1, 8: 0.3'" in page
+    for term in ("Q, R, S, I, own", "null", "as trained, stress", "how cells combine", "CMRR"):
+        assert f"<dt>{term}</dt>" in page
     for shown in (text, page):
-        assert lock_line(study) in shown
-        assert "0.003" in shown
-    assert "commit " + "c" * 40 + " (with changes that were not committed)" in text
-    assert "| 2. T2 | ! invalid | ✘ refuted |  |" in text
-    assert "not locked before the runs" in as_markdown(small_study())
+        assert all(part in shown for part in ("0.003", "What it says.", note))
+        assert all(column in shown for column in GATE_COLUMNS)
+    assert "| lr | 0.003 |" in text
+    assert {"agreement", "effective rank", "Gini", "A1, A2, lam"} <= set(WORDS)
+
+
+def test_tests_that_were_not_run_take_one_line(tmp_path):
+    study = small_study(result(1), not_run(2), not_run(3), not_run(4, "V1, seed 0: diverged"))
+    failed, others = not_run_lines(study)
+    assert failed.startswith("Test 4 (T4), no result: V1, seed 0: diverged; run it with")
+    assert others == "Not run: 2 T2, 3 T3; run them with `antiphase lab --only 2,3`."
+    assert not_run_lines(study, shown=[2, 3]) == [failed]
+    page = page_of(study, tmp_path)
+    assert page.count("<h2 id=test") == 1
+    assert "Not run: 2 T2, 3 T3; run them with <code>antiphase lab --only 2,3</code>." in page
+    for shown in (page, as_markdown(study)):
+        assert "not run" not in shown
+
+
+def test_without_a_published_study_the_table_has_what_was_measured():
+    study = small_study(result(1, NOISY[:3]), not_run(2), seeds=[0, 1, 2])
+    assert verdict_columns() == ["test", "reading", "measured here", "prediction"]
+    first, second = texts(verdict_rows(study))
+    assert first[:2] == ["1. T1", "cancelling"]
+    assert re.fullmatch(r"0\.05 \[0\.0475, 0\.0525\], exploratory", first[2])
+    assert first[3] == "accuracy: V1 minus standard, under stress: more than 0, at least 0.02"
+    assert second[:2] == ["", "sparsity"]
+    failed = texts(verdict_rows(small_study(result(1, NOISY[:3], accuracy=0.5))))
+    assert failed[0][2].endswith("exploratory, failed gates: learned")
+    locked = texts(verdict_rows(small_study(result(1), lock=LOCK)))
+    assert locked[0][2].startswith("✔ supported: 0.05 [")
+    assert "exploratory" not in locked[0][2]
+
+
+def test_the_published_study_stands_beside_what_was_measured(published, tmp_path):
+    study = small_study(not_run(1), result(2, NOISY[:3]), not_run(3), not_run(4), seeds=[0, 1, 2])
+    beside = published_beside(study)
+    assert beside == published
+    assert published_beside(published) is None  # not beside itself
+    rows = texts(verdict_rows(study, beside))
+    assert [row[0] for row in rows if row[0]] == ["1. T1", "2. T2", "4. T4"]
+    assert rows[0][2].startswith("✔ supported: 0.05 [")
+    assert rows[0][3] == ""
+    assert rows[2][2] == ""
+    assert rows[2][3].endswith("], exploratory")
+    narrow = texts(narrow_verdict_rows(study, beside))
+    assert narrow[0][2:] == ["✔ supported", ""]
+    assert narrow[2][3].startswith("accuracy: V1 minus standard, under stress: 0.05 [")
+    write_report(study, tmp_path)
+    for name in ("report.md", "report.html"):
+        shown = (tmp_path / name).read_text().split("</script>", 1)[-1]
+        assert all(cell in shown for row in rows for cell in row)
+
+
+def test_the_terminal_shows_one_table_beside_the_published_study(published, tmp_path):
+    study = small_study(not_run(1), result(2, NOISY[:3]), not_run(3), not_run(4), seeds=[0, 1, 2])
+    study.save(tmp_path)
+    shown = invoke("lab", "--report", str(tmp_path), env={"COLUMNS": "80"})
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.count("┏") == 1  # not split into blocks of columns
+    assert max(map(len, shown.output.split("└")[0].splitlines())) <= 80
+    assert "not run" not in shown.output
+    for part in ("✔ supported", "exploratory", "Not run: 3 T3;", "report.html"):
+        assert part in shown.output
+    assert "does not ship" not in shown.output
+
+
+def test_the_terminal_says_if_no_published_study_ships(tmp_path, monkeypatch):
+    monkeypatch.setattr("antiphase.experiments.report.published.FOLDER", tmp_path / "none")
+    small_study(result(1)).save(tmp_path)
+    shown = invoke("lab", "--report", str(tmp_path))
+    assert "The published study does not ship with this version." in shown.output
+
+
+def test_charts_show_the_value_of_each_seed():
+    points = [("V1", student_t([0.1, 0.3])), ("V2", student_t([0.2, 0.2]))]
+    drawn = plotly_figure(Chart("c", "", "y", {"one": points}, "bars"), seeds=[7, 8])
+    dots = drawn.data[1]
+    assert list(dots.y) == [0.1, 0.3, 0.2, 0.2]
+    assert list(dots.text) == ["seed 7", "seed 8"] * 2
+
+
+def test_a_report_is_drawn_again_from_what_is_stored(tmp_path):
+    figures = [
+        Chart("c", "x", "y", {"one": [(0, student_t([1.0, 2.0]))]}),
+        Heatmap("h", "x", "y", ["a"], ["b"], [[0.5]]),
+    ]
+    study = small_study(result(1, figures=figures), seeds=[0, 1])
+    study.save(tmp_path)
+    assert load_study(tmp_path) == study
+    write_report(load_study(tmp_path), tmp_path)
+    for name in re.findall(r"\((figures/.*?)\)", (tmp_path / "report.md").read_text()):
+        assert (tmp_path / name).stat().st_size > 2_000

@@ -60,7 +60,8 @@ def test_a_method_ends_with_a_plain_model(method, recipe, tmp_path):
     assert len(before.loss) == 3
     assert len(after.correct) == 5
     assert not np.array_equal(before.loss, after.loss)  # something was learned
-    np.testing.assert_allclose(after.answer + after.noise + after.sink, 1, atol=1e-5)
+    total = after.answer + after.noise + after.sink
+    assert ((total > 0.9) & (total < 1)).all()  # the rest is on the row's own token
     plain = AutoModelForCausalLM.from_pretrained(folder / "model")
     kind = "AntiphaseForCausalLM" if method == "v2" else "LlamaForCausalLM"
     assert type(plain).__name__ == kind

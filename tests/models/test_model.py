@@ -41,16 +41,15 @@ def test_parameters_that_a_checkpoint_lacks_are_initialised(name, tmp_path):
     own = {n for n in net.state_dict() if ".self_attn." in n and not any(c in n for c in common)}
     kept = {n: t for n, t in net.state_dict().items() if n not in own}
     net.save_pretrained(tmp_path, state_dict=kept)
+    torch.manual_seed(1)
     loaded = type(net).from_pretrained(tmp_path).state_dict()
     for n, fresh in net.state_dict().items():
-        if n not in own:
+        if n in own and fresh.dim() == 2:  # drawn again
+            assert loaded[n].std().item() == pytest.approx(fresh.std().item(), rel=0.2), n
+        elif n in own and ".lam." in n:
+            assert 0 < loaded[n].abs().max() < 0.6, n  # N(0, 0.1)
+        else:  # loaded, or a constant
             assert torch.equal(loaded[n], fresh), n
-        elif fresh.dim() == 2:
-            assert loaded[n].std() == pytest.approx(0.1, rel=0.2), n  # initializer_range
-        else:  # drawn again, or a constant
-            torch.testing.assert_close(
-                loaded[n], fresh, atol=6 * float(fresh.std(correction=0)) + 1e-6, rtol=0
-            )
 
 
 FAST = ("diff_v1", "diff_v2", "low_rank_noise")  # one per kind of noise; the others are slow
@@ -158,19 +157,6 @@ def test_a_bf16_model_keeps_lambdas_gains_and_logits_in_fp32(name, tmp_path):
     for (parameter_name, p), q in zip(net.named_parameters(), wide.parameters(), strict=True):
         if "self_attn" in parameter_name and p.dim() == 1:
             assert torch.equal(p, q), parameter_name
-
-
-@main
-def test_initial_weights(name):
-    net = model(name, hidden_size=128, initializer_range=0.02)
-    for parameter_name, p in net.named_parameters():
-        if ".lam." in parameter_name:
-            assert 0.05 < p.std() < 0.2
-        elif p.dim() == 1:
-            assert (p == 1).all()
-        elif "lambda_proj" not in parameter_name:
-            assert p.std().item() == pytest.approx(0.02, rel=0.1)
-    assert (net.model.embed_tokens.weight[0] == 0).all()  # padding
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_what_diffllama_cannot_express_is_rejected():
         to_diffllama(model("diff_v1", attention_options={"lam": 0.5}))
     with pytest.raises(ValueError, match=r"norm: got 'layer'"):
         to_diffllama(model("diff_v1", norm="layer"))
-    trained = model("diff_v1")
+    trained = model("diff_v1", initialisation="published")
     with torch.no_grad():
         trained.model.layers[1].self_attn.norm.gain[3] = 1.5
     with pytest.raises(ValueError, match=r"layer 1: the gain of its head norm is not ones .*1.5\]"):

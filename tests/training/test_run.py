@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from antiphase.training import resume, train
 from antiphase.training.callbacks import read_metrics
+from antiphase.training.checkpoints import write_manifest
 from tests.training.small import SMALL, assert_same_end, unfinished, untimed, weights
 
 
@@ -140,6 +141,21 @@ def test_another_model_is_rejected_on_resume(finished, tmp_path):
     (folder / "recipe.yaml").write_text(recipe.replace("hidden_size: 32", "hidden_size: 64"))
     with pytest.raises(ValueError, match="trained with hidden_size = 32, the recipe now says 64"):
         resume(folder, quiet=True)
+
+
+def test_a_run_of_before_the_choice_of_initialisation_can_be_resumed(tmp_path):
+    model = {**SMALL.model, "initialisation": "published"}
+    complete = train(SMALL.changed(model=model), tmp_path / "complete", quiet=True)
+    folder = unfinished(complete, tmp_path / "r")
+    recipe = (folder / "recipe.yaml").read_text()
+    assert "initialisation: published" in recipe
+    (folder / "recipe.yaml").write_text(recipe.replace("  initialisation: published\n", ""))
+    for path in folder.glob("checkpoints/*/config.json"):
+        fields = json.loads(path.read_text())
+        del fields["initialisation"], fields["branch_scale"]
+        path.write_text(json.dumps(fields))
+        write_manifest(path.parent)
+    assert_same_end(resume(folder, quiet=True), complete)
 
 
 def test_a_missing_card_is_written_again_and_damaged_metrics_are_ignored(finished, tmp_path):

@@ -2,19 +2,51 @@
 
 from pathlib import Path
 
+from antiphase.experiments.report.attention_picture import draw_attention
 from antiphase.experiments.report.html import write_html
 from antiphase.experiments.report.markdown import as_markdown
-from antiphase.experiments.report.rows import cell_text, verdict_rows
-from antiphase.experiments.report.static import write_figures
+from antiphase.experiments.report.published import ABSENT, published_beside
+from antiphase.experiments.report.rows import (
+    cell_text,
+    finding,
+    narrow_verdict_rows,
+    not_run_lines,
+    numbers_shown,
+    published_findings,
+    status_line,
+    verdict_columns,
+    verdict_rows,
+)
+from antiphase.experiments.report.static import write_figures, write_maps
 from antiphase.experiments.results import Study
 from antiphase.training.checkpoints import write_atomic
 
-__all__ = ["cell_text", "verdict_rows", "write_report"]
+__all__ = [
+    "ABSENT",
+    "PICTURE",
+    "cell_text",
+    "finding",
+    "narrow_verdict_rows",
+    "not_run_lines",
+    "numbers_shown",
+    "published_beside",
+    "published_findings",
+    "status_line",
+    "verdict_columns",
+    "verdict_rows",
+    "write_report",
+]
+
+PICTURE = "attention.png"
 
 
 def write_report(study: Study, folder: Path) -> Path:
-    """Write report.html, report.md and figures/ into a folder; return the page."""
-    write_html(study, folder / "report.html")
+    """Write report.html, report.md, attention.png and figures/ into a folder; return the page."""
+    published = published_beside(study)
     write_figures(study.results, folder / "figures")
-    write_atomic(folder / "report.md", as_markdown(study))
+    if study.attention:
+        draw_attention(study.attention, folder / PICTURE)
+        write_maps(study.attention, folder / "figures")
+    write_html(study, folder / "report.html", published)
+    write_atomic(folder / "report.md", as_markdown(study, published))
     return folder / "report.html"

@@ -1,8 +1,9 @@
-"""Charts and heatmaps of a study for its HTML page, drawn by plotly.
+"""Charts, heatmaps and attention maps of a study for its HTML page, drawn by plotly.
 
 `static.py` draws the same with matplotlib, for Markdown.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from antiphase.analysis.palette import (
@@ -14,11 +15,16 @@ from antiphase.analysis.palette import (
     style,
 )
 from antiphase.analysis.statistics import Interval
+from antiphase.experiments.attention_example import AttentionExample, HeadMap
 from antiphase.experiments.experiment import Chart, Figure, Heatmap
+from antiphase.experiments.report.static import MAP_LIMIT, NOT_VISIBLE, thinned
+
+COLOUR_SCALE = [[i / 2, colour] for i, colour in enumerate(DIVERGING)]
+SEED_DOTS = {"color": "#1b1f24", "size": 5, "opacity": 0.55}
 
 
-def plotly_figure(figure: Figure) -> Any:
-    """Return a chart or heatmap as a plotly figure."""
+def plotly_figure(figure: Figure, seeds: Sequence[int] = ()) -> Any:
+    """Return a chart or heatmap as a plotly figure; the values of each seed are dots."""
     import plotly.graph_objects as go
 
     drawn = go.Figure()
@@ -27,8 +33,15 @@ def plotly_figure(figure: Figure) -> Any:
     else:
         for i, (name, points) in enumerate(figure.series.items()):
             _series(drawn, figure, i, name, points)
+            _dots(drawn, i, points, seeds)
         several = len(figure.series) > 1
-        drawn.update_layout(showlegend=several, legend={"orientation": "h", "y": -0.25})
+        drawn.update_layout(
+            showlegend=several,
+            legend={"orientation": "h", "y": -0.25},
+            scattermode="group" if figure.kind == "bars" else "overlay",
+        )
+        if figure.kind == "bars":
+            drawn.update_xaxes(type="category")
     drawn.update_layout(
         title={"text": figure.title, "font": {"size": 15}},
         xaxis_title=figure.x,
@@ -36,6 +49,42 @@ def plotly_figure(figure: Figure) -> Any:
         template="plotly_white",
         height=380,
         margin={"l": 60, "r": 20, "t": 50, "b": 60},
+    )
+    return drawn
+
+
+def plotly_map(head_map: HeadMap, example: AttentionExample) -> Any:
+    """Return an attention map with its tokens on both axes and a colour bar."""
+    import plotly.graph_objects as go
+
+    tokens, places = example.tokens, thinned(example)
+    names = [f"{i} {token}" for i, token in enumerate(tokens)]  # of categories, each once
+    weights = [[None if w != w else w for w in row] for row in head_map.weights.tolist()]
+    drawn = go.Figure(
+        go.Heatmap(
+            z=weights,
+            x=names,
+            y=names,
+            zmin=-MAP_LIMIT,
+            zmax=MAP_LIMIT,
+            colorscale=COLOUR_SCALE,
+            colorbar={"thickness": 10, "len": 0.9, "tickfont": {"size": 9}},
+            hovertemplate="%{y} → %{x}: %{z:.3f}<extra></extra>",
+        )
+    )
+    ticks = {"tickvals": places, "ticktext": [tokens[i] for i in places], "tickfont": {"size": 9}}
+    axis = {"type": "category", "tickmode": "array", "showgrid": False, **ticks}
+    drawn.update_xaxes(**axis, tickangle=90)
+    drawn.update_yaxes(**axis, autorange="reversed")
+    T, answer = len(tokens), example.answer
+    drawn.add_vrect(answer[0] - 0.5, answer[-1] + 0.5, line={"color": COLOURS[2], "width": 1.5})
+    drawn.add_hrect(T - 1.5, T - 0.5, line={"color": "black", "width": 1})
+    drawn.update_layout(
+        title={"text": example.title(head_map), "font": {"size": 12}},
+        template="plotly_white",
+        plot_bgcolor=NOT_VISIBLE,
+        height=340,
+        margin={"l": 45, "r": 5, "t": 40, "b": 45},
     )
     return drawn
 
@@ -55,8 +104,11 @@ def _series(
         "thickness": 1,
     }
     if chart.kind == "bars":
-        fill = {"color": colour, "pattern": {"shape": style(PLOTLY_PATTERNS, i)}}
-        drawn.add_trace(go.Bar(x=x, y=y, name=name, error_y=error_bars, marker=fill))
+        fill = {"color": colour, "pattern": {"shape": style(PLOTLY_PATTERNS, i)}, "opacity": 0.75}
+        group = str(i)
+        drawn.add_trace(
+            go.Bar(x=x, y=y, name=name, error_y=error_bars, marker=fill, offsetgroup=group)
+        )
         return
     drawn.add_trace(
         go.Scatter(
@@ -67,6 +119,29 @@ def _series(
             mode="lines+markers",
             line={"color": colour, "dash": style(PLOTLY_LINES, i)},
             marker={"symbol": style(PLOTLY_MARKERS, i), "size": 7},
+        )
+    )
+
+
+def _dots(drawn: Any, i: int, points: list[tuple[Any, Interval]], seeds: Sequence[int]) -> None:
+    """Add the values of each seed."""
+    import plotly.graph_objects as go
+
+    found = [
+        (x, value, seeds[k] if k < len(seeds) else k)
+        for x, interval in points
+        for k, value in enumerate(interval.by_seed or ())
+    ]
+    drawn.add_trace(
+        go.Scatter(
+            x=[x for x, _, _ in found],
+            y=[value for _, value, _ in found],
+            text=[f"seed {seed}" for _, _, seed in found],
+            hovertemplate="%{text}: %{y:.3g}<extra></extra>",
+            mode="markers",
+            marker=SEED_DOTS,
+            offsetgroup=str(i),
+            showlegend=False,
         )
     )
 
@@ -82,7 +157,7 @@ def _heatmap(drawn: Any, heatmap: Heatmap) -> None:
             y=heatmap.rows,
             zmin=-most,
             zmax=most,
-            colorscale=[[i / 2, colour] for i, colour in enumerate(DIVERGING)],
+            colorscale=COLOUR_SCALE,
             text=[[f"{v:+.3f}" for v in row] for row in heatmap.values],
             texttemplate="%{text}",
         )

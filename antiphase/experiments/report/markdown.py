@@ -2,77 +2,111 @@
 
 from collections.abc import Sequence
 
+from antiphase.experiments.attention_example import AttentionExample
+from antiphase.experiments.experiment import Table
+from antiphase.experiments.report.attention_picture import picture_caption
+from antiphase.experiments.report.published import ABSENT
 from antiphase.experiments.report.rows import (
     ARM_COLUMNS,
     CLAIM_COLUMNS,
     FOOTNOTE,
-    INTERVALS,
-    LEGEND,
+    GATE_COLUMNS,
     OTHER_COLUMNS,
-    PREDICTION_COLUMNS,
-    VERDICT_COLUMNS,
+    RECIPE_COLUMNS,
     ReportCell,
     arm_rows,
     cell_text,
     claim_note,
     claim_rows,
     command,
-    lock_line,
+    gate_rows,
+    heading,
     machine_line,
+    not_run_lines,
     other_rows,
-    prediction_rows,
+    prediction_table,
     provenance_lines,
-    recipe_line,
+    ran,
+    recipe_rows,
+    status_line,
+    verdict_columns,
     verdict_rows,
 )
-from antiphase.experiments.report.static import figure_names
+from antiphase.experiments.report.static import figure_names, map_rows
+from antiphase.experiments.report.words import MAPS_NOTE, RECIPE_NOTE, WORDS
 from antiphase.experiments.results import Result, Study
 from antiphase.experiments.verdicts import READINGS
 
 
-def as_markdown(study: Study) -> str:
-    """Return the verdicts, then each test with its predictions and numbers."""
+def as_markdown(study: Study, published: Study | None = None) -> str:
+    """Return the picture, the verdicts, the words, then each test with its numbers.
+
+    Args:
+        study: to show; its pictures are in `attention.png` and `figures/` beside the text.
+        published: the published study, to stand beside.
+    """
     parts = [
         "# The lab: why differential attention works\n",
-        f"{' '.join(provenance_lines(study))} {machine_line(study)}. {INTERVALS} "
-        f"{lock_line(study)}\n",
-        markdown_table(VERDICT_COLUMNS, verdict_rows(study)),
-        "",
+        f"{status_line(study)}\n",
         *(f"- **{name}**: {says}" for name, says in READINGS.items()),
-        f"- {FOOTNOTE}",
-        f"\n{LEGEND}.",
     ]
-    for table in study.training:
-        parts += [f"\n## {table.title}\n", markdown_table(table.columns, table.rows)]
+    if study.attention:
+        caption = picture_caption(study.attention)
+        parts.append(f"\n![Where attention goes on one sequence](attention.png)\n\n{caption}")
+    parts += [
+        "\n## What the tests say\n",
+        markdown_table(verdict_columns(published), verdict_rows(study, published)),
+        f"\n{FOOTNOTE}. " + (ABSENT if published is None else status_line(published)),
+    ]
+    if study.attention and study.attention.maps:
+        parts.append(_maps(study.attention))
+    parts.append("\n## Words\n")
+    parts += [f"- **{term}**: {says}." for term, says in WORDS.items()]
+    parts += [_section(study, result) for result in ran(study)]
+    if study.training:
+        parts.append("\n## Training\n")
+        parts += [_table(table) for table in study.training]
     if study.claims:
         parts += [
             "\n## Beside published numbers\n",
             f"{claim_note(study)}\n",
             markdown_table(CLAIM_COLUMNS, claim_rows(study)),
         ]
-    shared = "All models share this recipe, except for the changes named"
-    parts.append(f"\n{shared}: {recipe_line(study)}.")
-    parts += [_section(study, result) for result in study.results]
+    parts += ["\n## Recipe\n", f"{RECIPE_NOTE}\n"]
+    parts.append(markdown_table(RECIPE_COLUMNS, recipe_rows(study)))
+    if lines := not_run_lines(study):
+        parts += ["\n## Not run\n", "\n\n".join(lines)]
+    parts += ["\n## Provenance\n", f"{' '.join(provenance_lines(study))} {machine_line(study)}."]
     return "\n".join(parts) + "\n"
 
 
+def _maps(example: AttentionExample) -> str:
+    parts = ["\n## Attention maps of a few heads\n", f"{MAPS_NOTE} {example.source}.\n"]
+    for name, maps in map_rows(example).items():
+        parts.append(f"![{example.title(maps[0])}](figures/{name})\n")
+    return "\n".join(parts)
+
+
 def _section(study: Study, result: Result) -> str:
-    parts = [f"\n## {result.number}. {result.title}\n", f"{result.question}\n"]
-    parts.append(markdown_table(PREDICTION_COLUMNS, prediction_rows(study, result)))
-    if result.why_not:
-        parts.append(f"\nNot run: {result.why_not}. `{command(result)}`")
-        return "\n".join(parts)
-    parts += [f"\n**{note}**" for note in result.notes]
+    parts = [f"\n## {heading(result)}\n", f"{result.question}\n"]
+    parts += [f"**{note}**\n" for note in result.notes]
+    parts.append(markdown_table(*prediction_table(study, result)))
+    if gates := gate_rows(result):
+        parts += ["", markdown_table(GATE_COLUMNS, gates)]
     parts.append("")
     for name, figure in zip(figure_names(result), result.figures, strict=True):
         parts.append(f"![{figure.title}](figures/{name})")
-    for table in result.tables:
-        parts += [f"\n{table.title}:\n", markdown_table(table.columns, table.rows)]
+    parts += [_table(table) for table in result.tables]
     if other := other_rows(result):
         parts += ["", markdown_table(OTHER_COLUMNS, other)]
     parts += ["", markdown_table(ARM_COLUMNS, arm_rows(result))]
     parts.append(f"\nMeasured on: {result.provenance}. `{command(result)}`")
     return "\n".join(parts)
+
+
+def _table(table: Table) -> str:
+    note = f" {table.note}" if table.note else ""
+    return f"\n**{table.title}.**{note}\n\n" + markdown_table(table.columns, table.rows)
 
 
 def markdown_table(columns: list[str], rows: Sequence[Sequence[ReportCell]]) -> str:

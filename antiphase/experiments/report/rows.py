@@ -3,40 +3,67 @@
 A cell with a verdict holds the `Verdict` itself; how it is shown is up to the format.
 """
 
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from antiphase.analysis.compare_runs import flat_fields
 from antiphase.analysis.statistics import Interval
-from antiphase.experiments.results import Result, Study
-from antiphase.experiments.verdicts import LEVEL, READINGS, Judgement, Prediction, Verdict
-
-ReportCell = str | Interval | Verdict | None
-Row = list[ReportCell]
+from antiphase.experiments.plans import PRIMARY
+from antiphase.experiments.results import NOT_SELECTED, Result, Study
+from antiphase.experiments.verdicts import (
+    LEVEL,
+    MIN_SEEDS,
+    READINGS,
+    CheckedGate,
+    Gate,
+    Prediction,
+    Verdict,
+)
 
 DAGGER = "†"
 FOOTNOTE = f"{DAGGER} the test has a note that a reader of its verdict must know"
-LEGEND = (
-    "The verdict of a test on a reading is that on its primary prediction. Invalid: a gate failed, "
-    "so the test cannot speak. Descriptive: fewer than 5 seeds, so there is no verdict. p is "
-    f"one-sided; it survives Holm's method over all primary predictions of the study below {LEVEL}"
-)
-INTERVALS = "Intervals are 95%, by Student's t over the means of paired seeds."
 
-VERDICT_COLUMNS = ["test", *READINGS]
-PREDICTION_COLUMNS = [
-    "reading",
-    "effect",
-    "predicted",
-    "because",
-    "gates",
-    "measured",
-    "verdict",
-    "p",
-    "survives Holm (p)",
-]
+NAME_WIDTH = 18  # of a test's name in a terminal of 80 columns
+
+GATE_COLUMNS = ["gate", "what is measured", "passes if", "measured", "outcome", "of predictions"]
 ARM_COLUMNS = ["arm", "recipe"]
 CLAIM_COLUMNS = ["", "published", "standard, here", "V1, here"]
 OTHER_COLUMNS = ["also measured", ""]
+RECIPE_COLUMNS = ["setting", "value"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a study says about a primary prediction.
+
+    Attributes:
+        verdict: by the rules, `descriptive` with few seeds.
+        interval: that was measured.
+        exploratory: whether the predictions were not locked, or there are too few seeds.
+        failed: kinds of the gates that failed.
+    """
+
+    verdict: Verdict
+    interval: Interval
+    exploratory: bool
+    failed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        parts = [str(self.interval)]
+        if self.interval.seeds >= MIN_SEEDS:
+            parts = [f"{self.verdict.label}: {self.interval}"]
+        if self.exploratory:
+            parts.append("exploratory")
+        if self.failed:
+            parts.append(f"failed gates: {' and '.join(self.failed)}")
+        return ", ".join(parts)
+
+
+ReportCell = str | Interval | Verdict | Finding | None
+Row = list[ReportCell]
 
 
 def cell_text(cell: ReportCell) -> str:
@@ -51,45 +78,165 @@ def heading(result: Result) -> str:
     return f"{result.number}. {result.title}" + (f" {DAGGER}" if result.notes else "")
 
 
-def verdict_rows(study: Study) -> list[Row]:
-    """Return one row per test: its name, then its verdict on each reading, None without one."""
-    return [
-        [heading(result), *(result.about(reading) for reading in READINGS)]
+def ran(study: Study) -> list[Result]:
+    """Return the tests of a study that were run."""
+    return [result for result in study.results if not result.why_not]
+
+
+def finding(study: Study, result: Result | None, reading: str) -> Finding | None:
+    """Return what a study says about a reading's primary prediction in a test.
+
+    Returns:
+        None if the test was not run, or the reading predicts nothing in it.
+    """
+    if result is None or result.why_not:
+        return None
+    for prediction, judgement in zip(result.predictions, result.judgements(), strict=True):
+        if prediction.primary and prediction.reading == reading:
+            interval = result.effects[prediction.effect]
+            failed = dict.fromkeys(checked.gate.kind for checked in judgement.failed)
+            exploratory = study.lock is None or interval.seeds < MIN_SEEDS
+            return Finding(judgement.verdict, interval, exploratory, tuple(failed))
+    return None
+
+
+def published_findings(published: Study | None, number: int) -> dict[str, Finding]:
+    """Return what the published study says about each reading in a test."""
+    if published is None:
+        return {}
+    result = next((r for r in published.results if r.number == number), None)
+    found = {reading: finding(published, result, reading) for reading in READINGS}
+    return {reading: f for reading, f in found.items() if f is not None}
+
+
+def verdict_columns(published: Study | None = None) -> list[str]:
+    """Return the headings of `verdict_rows`."""
+    beside = [] if published is None else ["published"]
+    return ["test", "reading", *beside, "measured here", "prediction"]
+
+
+def verdict_rows(study: Study, published: Study | None = None) -> list[Row]:
+    """Return one row per primary prediction of the tests that this or the published study ran.
+
+    Args:
+        study: that was just measured.
+        published: the study that ships with the package, if it does.
+
+    Returns:
+        The test (in its first row only), the reading, what the published study says, what this one
+        measured, and the prediction.
+    """
+    rows: list[Row] = []
+    for name, prediction, theirs, here in _found(study, published):
+        beside: Row = [] if published is None else [theirs]
+        what = f"{prediction.effect}: {prediction.bound}"
+        rows.append([name, prediction.reading, *beside, here, what])
+    return rows
+
+
+def narrow_verdict_rows(study: Study, published: Study | None = None) -> list[Row]:
+    """Return the rows of `verdict_rows` for a terminal, without the last column.
+
+    What was measured has its effect beside it; of the published study there is the verdict alone.
+    """
+    rows: list[Row] = []
+    for name, prediction, theirs, here in _found(study, published):
+        beside: Row = [] if published is None else [theirs and theirs.verdict]
+        measured = "" if here is None else f"{prediction.effect}: {here}"
+        rows.append([textwrap.fill(name, NAME_WIDTH), prediction.reading, *beside, measured])
+    return rows
+
+
+def _found(
+    study: Study, published: Study | None
+) -> Iterator[tuple[str, Prediction, Finding | None, Finding | None]]:
+    """Yield test, primary prediction, and what the published and this study say about it."""
+    earlier = {} if published is None else {r.number: r for r in ran(published)}
+    for result in study.results:
+        theirs = earlier.get(result.number)
+        if result.why_not and theirs is None:
+            continue
+        shown = theirs if theirs is not None and result.why_not else result
+        name = heading(shown)
+        for prediction in (p for p in shown.predictions if p.primary):
+            reading = prediction.reading
+            before = None if published is None else finding(published, theirs, reading)
+            yield name, prediction, before, finding(study, result, reading)
+            name = ""
+
+
+def numbers_shown(study: Study, published: Study | None = None) -> list[int]:
+    """Return the numbers of the tests in `verdict_rows`."""
+    either = {r.number for s in (study, published) if s is not None for r in ran(s)}
+    return sorted(either)
+
+
+def not_run_lines(study: Study, shown: Sequence[int] = ()) -> list[str]:
+    """Say which tests were not run and how to run them; one line, and one per failure.
+
+    Args:
+        study: whose tests to name.
+        shown: numbers of tests to leave out, unless they failed.
+    """
+    lines = [
+        f"Test {result.number} ({result.title}), no result: {result.why_not}; run it with "
+        f"`{command(result)}`."
         for result in study.results
+        if result.why_not not in ("", NOT_SELECTED)
     ]
+    others = [r for r in study.results if r.why_not == NOT_SELECTED and r.number not in shown]
+    if others:
+        names = ", ".join(f"{r.number} {r.title}" for r in others)
+        numbers = ",".join(str(r.number) for r in others)
+        lines.append(f"Not run: {names}; run them with `antiphase lab --only {numbers}`.")
+    return lines
 
 
-def prediction_rows(study: Study, result: Result) -> list[Row]:
-    """Return one row per prediction of a test."""
+def prediction_table(study: Study, result: Result) -> tuple[list[str], list[Row]]:
+    """Return the predictions of a test; columns for p only where there is a p."""
     adjusted = study.adjusted_p()
-
-    def holm_cell(prediction: Prediction, judgement: Judgement) -> str:
-        p = adjusted.get((result.number, prediction.reading)) if prediction.primary else None
-        if p is None or judgement.p is None:
-            return ""
-        return f"{'yes' if p < LEVEL else 'no'} ({p:.2g})"
-
-    return [
-        [
+    columns = ["", "reading", "effect", "predicted", "because", "measured", "verdict"]
+    judgements = result.judgements()
+    with_p = any(judgement.p is not None for judgement in judgements)
+    rows: list[Row] = []
+    for i, (prediction, judgement) in enumerate(zip(result.predictions, judgements, strict=True)):
+        row: Row = [
+            str(i + 1),
             prediction.reading + (" (primary)" if prediction.primary else ""),
             str(prediction.effect),
             prediction.bound,
             prediction.because,
-            _gates_text(prediction, judgement),
             result.effects.get(prediction.effect),
             judgement.verdict,
-            "" if judgement.p is None else f"{judgement.p:.2g}",
-            holm_cell(prediction, judgement),
         ]
-        for prediction, judgement in zip(result.predictions, result.judgements(), strict=True)
-    ]
+        if with_p:
+            p = adjusted.get((result.number, prediction.reading)) if prediction.primary else None
+            row.append("" if judgement.p is None else f"{judgement.p:.2g}")
+            row.append("" if p is None else f"{'yes' if p < LEVEL else 'no'} ({p:.2g})")
+        rows.append(row)
+    return [*columns, *(["p", "survives Holm (p)"] if with_p else [])], rows
 
 
-def _gates_text(prediction: Prediction, judgement: Judgement) -> str:
-    """Return every gate with its number; without one if the test was not run."""
-    if judgement.gates:
-        return "; ".join(map(str, judgement.gates))
-    return "; ".join(f"{gate.kind}: {gate.effect} {gate.bound}" for gate in prediction.gates)
+def gate_rows(result: Result) -> list[Row]:
+    """Return every gate of a test's predictions once, with its number and its outcome."""
+    of: dict[Gate, list[int]] = {}
+    for i, prediction in enumerate(result.predictions):
+        for gate in prediction.gates:
+            of.setdefault(gate, []).append(i + 1)
+    rows: list[Row] = []
+    for gate, predictions in of.items():
+        checked = CheckedGate(gate, result.effects[gate.effect].mean)
+        rows.append(
+            [
+                gate.kind,
+                str(gate.effect),
+                gate.bound,
+                result.effects[gate.effect],
+                "passed" if checked.passed else "FAILED",
+                ", ".join(map(str, predictions)),
+            ]
+        )
+    return rows
 
 
 def other_rows(result: Result) -> list[Row]:
@@ -118,6 +265,12 @@ def claim_note(study: Study) -> str:
     return f"Other models, another task, another size: for orientation. Ours: seeds {seeds}."
 
 
+def recipe_rows(study: Study) -> list[Row]:
+    """Return one row per setting of the common recipe that is set."""
+    unset: tuple[Any, ...] = (None, [], {}, "")
+    return [[k, str(v)] for k, v in flat_fields(study.recipe).items() if v not in unset]
+
+
 def provenance_lines(study: Study) -> list[str]:
     """Say which tests were measured from which arms and seeds."""
     groups: dict[str, list[str]] = {}
@@ -130,16 +283,20 @@ def provenance_lines(study: Study) -> list[str]:
     ]
 
 
-def lock_line(study: Study) -> str:
-    """Say when the predictions were locked, on which code."""
+def status_line(study: Study) -> str:
+    """Say whether the predictions were locked before the runs; if not, the study is exploratory."""
     lock = study.lock
     if lock is None:
-        return "The predictions were not locked before the runs."
+        count = len(study.seeds)
+        seeds = f"{count} seed{'' if count == 1 else 's'}"
+        few = f", no verdicts below {MIN_SEEDS} seeds" if count < MIN_SEEDS else ""
+        return f"Exploratory: no lock, {seeds}{few}."
     changed = " (with changes that were not committed)" if lock["dirty"] else ""
     seeds = ", ".join(map(str, lock["seeds"]))
     return (
-        f"Predictions of the study {lock['study_id']} locked at {lock['time']}, seeds {seeds}, "
-        f"commit {lock['commit']}{changed}, SHA-256 {lock['digest']}."
+        f"Predictions were written before the runs: study {lock['study_id']}, locked at "
+        f"{lock['time']}, seeds {seeds}, commit {lock['commit']}{changed}, SHA-256 "
+        f"{lock['digest']}."
     )
 
 
@@ -152,13 +309,18 @@ def machine_line(study: Study) -> str:
     )
 
 
-def recipe_line(study: Study) -> str:
-    """Return the common recipe in one line."""
-    unset: tuple[Any, ...] = (None, [], {}, "")
-    return ", ".join(f"{k}={v}" for k, v in flat_fields(study.recipe).items() if v not in unset)
+def by_seed_text(interval: Interval, seeds: Sequence[int] = ()) -> str:
+    """Return the value of each seed; empty if there are none."""
+    if interval.by_seed is None or any(math.isnan(v) for v in interval.by_seed):
+        return ""
+    names = seeds if len(seeds) == len(interval.by_seed) else range(len(interval.by_seed))
+    pairs = zip(names, interval.by_seed, strict=True)
+    return "by seed: " + ", ".join(f"{seed}: {value:.3g}" for seed, value in pairs)
 
 
 def command(result: Result) -> str:
-    """Return the command that runs a test, on as many seeds as before, on all of its arms."""
+    """Return the command that runs a test again."""
+    if result.study_id == PRIMARY.id:
+        return f"antiphase lab --full --only {result.number}"
     seeds = f" --seeds {len(result.seeds)}" if result.seeds else ""
     return f"antiphase lab --only {result.number}{seeds}"

@@ -1,4 +1,4 @@
-"""Charts and heatmaps of a study as PNG files for Markdown, drawn by matplotlib.
+"""Charts, heatmaps and attention maps of a study as PNG files, drawn by matplotlib.
 
 `interactive.py` draws the same with plotly, for the HTML page.
 """
@@ -14,8 +14,13 @@ from antiphase.analysis.palette import (
     diverging_colormap,
     style,
 )
+from antiphase.experiments.attention_example import AttentionExample, HeadMap
 from antiphase.experiments.experiment import Chart, Heatmap
 from antiphase.experiments.results import Result
+
+MAP_LIMIT = 0.5  # weights beyond this have the strongest colour
+NOT_VISIBLE = "#e6e6e6"  # of later tokens in a map
+LABELS = 16  # of tokens on an axis of a map
 
 
 def figure_names(result: Result) -> list[str]:
@@ -57,11 +62,18 @@ def _series(axis: Any, chart: Chart) -> None:
         if chart.kind == "bars":
             width = 0.8 / count
             x = [place + (i - (count - 1) / 2) * width for place in x]
-            fill = {"color": colour, "hatch": style(MATPLOTLIB_HATCHES, i), "edgecolor": "white"}
+            fill = {
+                "color": colour,
+                "alpha": 0.75,
+                "hatch": style(MATPLOTLIB_HATCHES, i),
+                "edgecolor": "white",
+            }
             axis.bar(x, y, width, yerr=error_bars, label=name, error_kw={"lw": 1}, **fill)
         else:
             line = style(MATPLOTLIB_MARKERS, i) + style(MATPLOTLIB_LINES, i)
             axis.errorbar(x, y, error_bars, fmt=line, color=colour, label=name, elinewidth=1, ms=4)
+        dots = [(at, v) for at, (_, n) in zip(x, points, strict=True) for v in n.by_seed or ()]
+        axis.plot([at for at, _ in dots], [v for _, v in dots], ".", color="black", ms=3, alpha=0.6)
     if categories:
         labels = [str(x) for x in places]
         long = len("".join(labels)) > 50
@@ -81,3 +93,62 @@ def _heatmap(axis: Any, heatmap: Heatmap) -> None:
     for i, row in enumerate(heatmap.values):
         for j, value in enumerate(row):
             axis.text(j, i, f"{value:+.3f}", ha="center", va="center", fontsize=8)
+
+
+def thinned(example: AttentionExample) -> list[int]:
+    """Return the positions whose tokens are labelled: answer and query, and some others."""
+    T = len(example.tokens)
+    marked = [*example.answer, *example.query]
+    step = max(1, round(T / LABELS))
+    clear = (i for i in range(0, T, step) if all(abs(i - m) >= step for m in marked))
+    return sorted({*clear, *(marked if step == 1 else (example.answer[-1], example.query[-1]))})
+
+
+def map_rows(example: AttentionExample) -> dict[str, list[HeadMap]]:
+    """Return the maps of each head, by the name of a file."""
+    found: dict[str, list[HeadMap]] = {}
+    for m in example.maps:
+        name = f"map-{m.arm}-layer{m.layer}-head{m.head}.png".replace(" ", "-")
+        found.setdefault(name, []).append(m)
+    return found
+
+
+def write_maps(example: AttentionExample, folder: Path) -> None:
+    """Draw the maps of each head beside each other, one file per head."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, maps in map_rows(example).items():
+        size = (3.9 * len(maps) + 0.6, 4)
+        drawn, axes = plt.subplots(
+            1, len(maps), figsize=size, squeeze=False, sharey=True, layout="constrained"
+        )
+        for axis, m in zip(axes[0], maps, strict=True):
+            image = _map(axis, m, example)
+        bar = drawn.colorbar(image, ax=list(axes[0]), extend="both", aspect=30, pad=0.02)
+        bar.set_label("attention weight", fontsize=8)
+        bar.ax.tick_params(labelsize=7)
+        drawn.savefig(folder / name, dpi=110, bbox_inches="tight")
+        plt.close(drawn)
+
+
+def _map(axis: Any, m: HeadMap, example: AttentionExample) -> Any:
+    """Draw a map; frame the columns of the answer and the row of the query."""
+    from matplotlib.patches import Rectangle
+
+    T, places = len(example.tokens), thinned(example)
+    axis.set_facecolor(NOT_VISIBLE)
+    limits = {"vmin": -MAP_LIMIT, "vmax": MAP_LIMIT, "interpolation": "nearest"}
+    image = axis.imshow(m.weights, cmap=diverging_colormap(), **limits)
+    first, last = example.answer[0], example.answer[-1]
+    frame: dict[str, Any] = {"fill": False, "lw": 1.2}
+    axis.add_patch(Rectangle((first - 0.5, -0.5), last - first + 1, T, ec=COLOURS[2], **frame))
+    axis.add_patch(Rectangle((-0.5, T - 1.5), T, 1, ec="black", **frame))
+    labels = [example.tokens[i] for i in places]
+    axis.set_xticks(places, labels, rotation=90, fontsize=7)
+    axis.set_yticks(places, labels, fontsize=7)
+    axis.set_title(example.title(m), fontsize=9)
+    return image

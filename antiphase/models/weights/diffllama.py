@@ -58,6 +58,7 @@ def from_diffllama(theirs: DiffLlamaForCausalLM) -> AntiphaseForCausalLM:
             attention="diff_v1",
             match="none",
             intermediate_size=config.intermediate_size,
+            initialisation="published",  # gains of ones, which DiffLlama's state does not have
             **fields,
         )
     )
