@@ -14,28 +14,42 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from antiphase.experiments.arms import STANDARD, V1, TrainingRun
+from antiphase.experiments.arms import (
+    STANDARD,
+    V1,
+    V2,
+    Arm,
+    Settings,
+    TrainingRun,
+    arm_recipe,
+)
 from antiphase.experiments.engine import LocalEngine, train_all
 from antiphase.experiments.registry import EXPERIMENTS, RegisteredTest, select_tests
 from antiphase.experiments.report import cell_text, verdict_rows, write_report
 from antiphase.experiments.report.html import write_html
+from antiphase.experiments.report.static import figure_names
 from antiphase.experiments.results import load_study
-from antiphase.experiments.study import run_study
+from antiphase.experiments.study import distinct_arms, run_study
 from antiphase.experiments.verdicts import UnmeasuredEffectError, Verdict
 from antiphase.training import load_recipe, train
-from tests.experiments.small import InProcess, small_lab  # noqa: F401
+from tests.experiments.small import (
+    RECIPE,
+    SMALL,
+    InProcess,
+    SameNameTest,
+    few_examples,  # noqa: F401
+    small_run,
+)
 
 QUIET = Console(quiet=True)
+pytestmark = pytest.mark.usefixtures("few_examples")
 
 
-def study_of(folder: Path, numbers, quick=False, seeds=range(2)):
-    tests = select_tests(numbers, full=False)
-    found = run_study(tests, folder, QUIET, quick=quick, seeds=seeds, engine=InProcess())
+def study_of(folder: Path, numbers=SMALL.tests, **plan):
+    tests = [EXPERIMENTS[number] for number in numbers]
+    found = run_study(replace(SMALL, **plan), tests, folder, QUIET, engine=InProcess())
     found.save(folder)
     return found
-
-
-QUICK = {number for number, entry in EXPERIMENTS.items() if entry.quick}
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +57,10 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("lab")
 
 
-def test_a_quick_study_ends_with_verdicts_and_a_page(small_lab, folder):  # noqa: F811
-    study = study_of(folder, None, quick=True)
+def test_a_quick_study_ends_with_verdicts_and_a_page(folder):
+    study = study_of(folder)
     ran = {r.number for r in study.results if not r.why_not}
-    assert ran == QUICK
+    assert ran == set(SMALL.tests)
     assert len(study.results) == len(EXPERIMENTS)
     for result in study.results:
         if result.number in ran:
@@ -59,10 +73,11 @@ def test_a_quick_study_ends_with_verdicts_and_a_page(small_lab, folder):  # noqa
         else:
             assert {judgement.verdict for judgement in result.judgements()} == {Verdict.NOT_RUN}
     assert study.claims
+    assert [table.title.split()[0] for table in study.training] == ["Steps", "RMS"]
     assert load_study(folder) == study
     # nothing is trained or measured again
     stamps = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.name != "results.json"}
-    again = study_of(folder, None, quick=True)
+    again = study_of(folder)
     assert {p: p.stat().st_mtime_ns for p in stamps if not p.name.endswith(".lock")} == {
         p: t for p, t in stamps.items() if not p.name.endswith(".lock")
     }
@@ -71,53 +86,53 @@ def test_a_quick_study_ends_with_verdicts_and_a_page(small_lab, folder):  # noqa
     text = (folder / "report.md").read_text()
     for figure in re.findall(r"\((figures/.*?)\)", text):
         assert (folder / figure).stat().st_size > 5_000
-    assert text.count("(figures/") == sum(len(r.figures) for r in study.results)
+    for result in study.results:
+        assert all(f"(figures/{name})" in text for name in figure_names(result))
     for row in verdict_rows(study):
         assert "| " + " | ".join(map(cell_text, row)) + " |" in text
 
 
-def test_a_study_keeps_the_results_of_other_tests(small_lab, folder, monkeypatch):  # noqa: F811
-    quick = study_of(folder, None, quick=True)
-    only = study_of(folder, [15], seeds=[0])
-    assert {r.number for r in only.results if not r.why_not} == QUICK
+def test_a_study_keeps_the_results_of_other_tests(folder, monkeypatch):
+    quick = study_of(folder)
+    only = study_of(folder, [15], id="other", seeds=(0,))
+    assert {r.number for r in only.results if not r.why_not} == set(SMALL.tests)
     for before, after in zip(quick.results, only.results, strict=True):
         if before.number == 15:
-            assert (after.scope, after.seeds) == ("all arms", [0])
+            assert (after.study_id, after.seeds) == ("other", [0])
             assert all(i.seeds == 1 for i in after.effects.values())
         else:
             assert after == before
     assert (only.claims, only.claims_seeds) == (quick.claims, [0, 1])
     write_report(only, folder)
     text = (folder / "report.md").read_text()
-    others = ", ".join(str(n) for n in sorted(QUICK - {15}))
-    assert f"Tests {others}: quick arms, seeds 0, 1. Test 15: all arms, seeds 0." in text
+    assert "Tests 1, 5, 7: study 'small', seeds 0, 1. Test 15: study 'other', seeds 0." in text
     # a prediction that is changed after its data were seen is marked
     kind = type(EXPERIMENTS[1].load())
     changed_prediction = replace(kind.predictions[0], size=0.5)
     with monkeypatch.context() as patch:
         patch.setattr(kind, "predictions", (changed_prediction, *kind.predictions[1:]))
-        marked = study_of(folder, [15], seeds=[0]).results[0]
+        marked = study_of(folder, [15], id="other", seeds=(0,)).results[0]
     assert "changed after it was measured" in marked.notes[-1]
     # a result of another version of a test is left out, and the study says so
     test = EXPERIMENTS[5].load()
     monkeypatch.setattr(type(test), "version", 99)
-    changed = study_of(folder, [15], seeds=[0])
-    assert "measured earlier with other recipes or versions" in changed.results[4].why_not
+    changed = study_of(folder, [15], id="other", seeds=(0,))
+    assert "measured earlier with other arms or another version" in changed.results[4].why_not
 
 
-def test_a_predicted_effect_that_was_not_measured_raises(small_lab, folder, monkeypatch):  # noqa: F811
+def test_a_predicted_effect_that_was_not_measured_raises(folder, monkeypatch):
     location = "tests.experiments.small:MistypedTest"
     mistyped = RegisteredTest(98, "Mistyped", "?", location)
     monkeypatch.setitem(EXPERIMENTS, 98, mistyped)
     with pytest.raises(UnmeasuredEffectError) as error:
-        run_study([mistyped], folder, QUIET, quick=False, seeds=range(2), engine=InProcess())
+        study_of(folder, [98])
     for part in ("test 98 (Mistyped)", "acuracy", "'accuracy'"):
         assert part in str(error.value)
 
 
 @pytest.mark.slow
-def test_every_test_runs(small_lab, folder):  # noqa: F811
-    study = study_of(folder, list(EXPERIMENTS))
+def test_every_test_runs(folder):
+    study = study_of(folder, EXPERIMENTS)
     for result in study.results:
         assert not result.why_not, (result.number, result.why_not)
         assert {e for p in result.predictions for e in p.required} <= set(result.effects)
@@ -127,8 +142,8 @@ def test_every_test_runs(small_lab, folder):  # noqa: F811
 
 
 @pytest.mark.parametrize("width", [390, pytest.param(1280, marks=pytest.mark.slow)])
-def test_a_page_can_be_read_at_two_widths(width, small_lab, folder, tmp_path):  # noqa: F811
-    study = study_of(folder, None, quick=True)
+def test_a_page_can_be_read_at_two_widths(width, folder, tmp_path):
+    study = study_of(folder)
     page = tmp_path / "report.html"
     write_html(study, page)
     text = page.read_text()
@@ -156,17 +171,12 @@ def test_a_page_can_be_read_at_two_widths(width, small_lab, folder, tmp_path):  
     assert done.stdout.count("main-svg") >= 3, "the figures were not drawn"
 
 
-def test_a_broken_arm_is_reported_and_the_others_are_trained(
-    small_lab,  # noqa: F811
-    tmp_path,
-    monkeypatch,
-):
+def test_a_broken_arm_is_reported_and_the_others_are_trained(tmp_path, monkeypatch):
     broken = RegisteredTest(99, "Broken", "?", "tests.experiments.small:BrokenTest")
     monkeypatch.setitem(EXPERIMENTS, 99, broken)
-    study = run_study([broken], tmp_path, QUIET, quick=False, seeds=[0], engine=InProcess())
-    result = study.results[-1]
+    result = study_of(tmp_path, [99], seeds=(0,)).results[-1]
     assert "k: got 0, expected at least 1" in result.why_not
-    assert STANDARD.training_run(0).finished(tmp_path / "trained")
+    assert small_run(STANDARD).finished(tmp_path / "trained")
 
 
 def _is_alive(group: int) -> bool:
@@ -179,10 +189,10 @@ def _is_alive(group: int) -> bool:
 
 def two_runs() -> list[TrainingRun]:
     """Return a short run, and a longer one that is to be killed; a worker begins with the first."""
-    small = {"model": {"hidden_size": 32}, "checkpoint_every": 20}
+    longer = {"checkpoint_every": 20, "log_every": 20, "evaluate_every": 1000, "milestones": []}
     return [
-        TrainingRun(STANDARD.recipe.changed(steps=30, batch_size=32, **small)),
-        TrainingRun(V1.recipe.changed(steps=200, batch_size=4, **small)),
+        small_run(STANDARD, steps=30, batch_size=32, **longer),
+        small_run(V1, steps=200, batch_size=4, **longer),
     ]
 
 
@@ -205,7 +215,10 @@ def test_a_killed_study_repeats_no_finished_run(tmp_path):
         start_new_session=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
-    wanted = ("needle-diff_v1-*/checkpoints/*/manifest.json", "needle-standard-*/model")
+    wanted = (
+        "composite_needle-diff_v1-*/checkpoints/*/manifest.json",
+        "composite_needle-standard-*/model",
+    )
     while not all(list(root.glob(pattern)) for pattern in wanted):
         assert process.poll() is None
         time.sleep(0.02)
@@ -215,20 +228,20 @@ def test_a_killed_study_repeats_no_finished_run(tmp_path):
     while _is_alive(group := process.pid):  # its workers end with it
         assert time.monotonic() < deadline, os.killpg(group, signal.SIGKILL)
         time.sleep(0.05)
-    first = next(root.glob("needle-standard-*/model/model.safetensors"))
+    first = next(root.glob("composite_needle-standard-*/model/model.safetensors"))
     stamp = first.stat().st_mtime_ns
-    assert not list(root.glob("needle-diff_v1-*/model"))
+    assert not list(root.glob("composite_needle-diff_v1-*/model"))
     assert train_all(two_runs(), root, QUIET, InProcess()) == {}
     assert first.stat().st_mtime_ns == stamp
-    killed = next(root.glob("needle-diff_v1-*/model/model.safetensors"))
+    killed = next(root.glob("composite_needle-diff_v1-*/model/model.safetensors"))
     run_folder = killed.parent.parent
     uninterrupted = tmp_path / "uninterrupted"
     train(load_recipe(str(run_folder / "recipe.yaml")), uninterrupted, quiet=True)
     assert (uninterrupted / "model" / "model.safetensors").read_bytes() == killed.read_bytes()
 
 
-def test_two_labs_do_not_train_the_same_run_twice(small_lab, tmp_path):  # noqa: F811
-    run = V1.training_run(0)
+def test_two_labs_do_not_train_the_same_run_twice(tmp_path):
+    run = small_run(V1)
     run.perform(tmp_path)
     stamp = (run.folder(tmp_path) / "model" / "model.safetensors").stat().st_mtime_ns
     run.perform(tmp_path)
@@ -237,12 +250,14 @@ def test_two_labs_do_not_train_the_same_run_twice(small_lab, tmp_path):  # noqa:
 
 
 def test_a_run_is_named_by_what_decides_its_outcome(monkeypatch):
-    key = V1.training_run(0).key
-    assert key == V1.training_run(0).key != V1.training_run(1).key
+    key = small_run(V1).key
+    assert key == small_run(V1).key
+    others = (small_run(V1, 1), small_run(V2), small_run(V1, lr=2e-3), small_run(V1, task="needle"))
+    assert len({key, *(run.key for run in others)}) == 5
     from antiphase.attention import DiffV1
 
     monkeypatch.setattr(DiffV1, "version", 2)
-    assert V1.training_run(0).key != key
+    assert small_run(V1).key != key
 
 
 def test_a_study_that_cannot_be_read_is_named(tmp_path):
@@ -260,8 +275,8 @@ def test_a_study_of_an_earlier_format_says_what_to_do(tmp_path):
         load_study(tmp_path)
 
 
-def test_results_are_plain_numbers(small_lab, folder):  # noqa: F811
-    study_of(folder, None, quick=True)
+def test_results_are_plain_numbers(folder):
+    study_of(folder)
     kept = json.loads((folder / "results.json").read_text())
     found = {e["effect"]["metric"]: e["interval"] for e in kept["results"][0]["effects"]}
     interval = found["corr(log A1, log A2) on I minus on R"]
@@ -283,6 +298,22 @@ def test_a_listing_imports_no_test():
 @pytest.mark.parametrize("test", EXPERIMENTS.values(), ids=lambda test: test.title)
 def test_every_entry_of_the_registry_loads(test):
     assert test.location.startswith(f"antiphase.experiments.e{test.number:02}_")
-    experiment = test.load()
-    assert experiment.predictions
-    assert all(arm in experiment.arms for arm in experiment.arms_for(quick=True))
+    assert test.load().predictions
+
+
+def test_all_arms_of_the_lab_have_names_of_their_own():
+    tests = [test.load() for test in EXPERIMENTS.values()]
+    arms = distinct_arms(tests)
+    assert len({arm.name for arm in arms}) == len(arms)
+    with pytest.raises(ValueError, match="two different arms are called 'standard'; rename one"):
+        distinct_arms([*tests, SameNameTest()])
+
+
+def test_arms_train_their_own_recipe_at_their_own_settings():
+    arm = Arm("odd", "top_k", {"k": 8}, changes={"batch_size": 2, "criterion": None})
+    recipe = arm_recipe(RECIPE, arm, Settings(3e-3, 0.5, {"k": 4}))
+    assert (recipe.attention, recipe.attention_options) == ("top_k", {"k": 4})
+    assert (recipe.lr, recipe.batch_size, recipe.criterion) == (3e-3, 2, None)
+    assert recipe.model == {**RECIPE.model, "branch_scale": 0.5}
+    same = ("task", "task_options", "steps", "schedule", "milestones")
+    assert all(getattr(recipe, name) == getattr(RECIPE, name) for name in same)
