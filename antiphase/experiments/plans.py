@@ -33,7 +33,7 @@ class Plan:
 
 
 _RECIPE = load_recipe("needle-lab")
-_EASIER = {"length": 64, "keys": 8, "repeats": 3, "near": 0.0}
+_EASIER = {"length": 64, "keys": 8, "repeats": 3}
 QUICK = Plan(
     "quick",
     _RECIPE.changed(
