@@ -135,11 +135,18 @@ def test_bad_fields_of_the_model_are_named_before_anything_is_written(fields, me
     assert not (tmp_path / "r").exists()
 
 
-def test_another_model_is_rejected_on_resume(finished, tmp_path):
+@pytest.mark.parametrize(
+    ("now", "message"),
+    [
+        ("hidden_size: 64", "trained with hidden_size = 32, the recipe now says 64"),
+        ("hidden_size: 32\n  branch_scale: 2.0", "branch_scale = 1.0, the recipe now says 2.0"),
+    ],
+)
+def test_another_model_is_rejected_on_resume(finished, tmp_path, now, message):
     folder = unfinished(finished, tmp_path / "r")
     recipe = (folder / "recipe.yaml").read_text()
-    (folder / "recipe.yaml").write_text(recipe.replace("hidden_size: 32", "hidden_size: 64"))
-    with pytest.raises(ValueError, match="trained with hidden_size = 32, the recipe now says 64"):
+    (folder / "recipe.yaml").write_text(recipe.replace("hidden_size: 32", now))
+    with pytest.raises(ValueError, match=message):
         resume(folder, quiet=True)
 
 
@@ -156,6 +163,9 @@ def test_a_run_of_before_the_choice_of_initialisation_can_be_resumed(tmp_path):
         path.write_text(json.dumps(fields))
         write_manifest(path.parent)
     assert_same_end(resume(folder, quiet=True), complete)
+    for place in ("model", "checkpoints/checkpoint-30"):
+        saved = json.loads((folder / place / "config.json").read_text())
+        assert saved["initialisation"] == "published"
 
 
 def test_a_missing_card_is_written_again_and_damaged_metrics_are_ignored(finished, tmp_path):
