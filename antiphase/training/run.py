@@ -183,7 +183,7 @@ def _run(
             trainer.resume_from(checkpoint)
     finally:
         stop.release()
-        progress.bar.stop()
+        progress.stop()
     if trainer.state.global_step < trainer.criterion.end:
         advice = f"resume with antiphase train --resume {folder}"
         raise StoppedError(trainer.state.global_step, trainer.criterion.end, advice)

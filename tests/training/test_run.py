@@ -43,6 +43,16 @@ def test_a_run_folder_has_everything(finished):
     ]
 
 
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_quiet_run_prints_nothing_and_the_bar_ends_once(quiet, tmp_path, capsys):
+    train(SMALL.changed(steps=10), tmp_path / "r", quiet=quiet)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert len(lines) == (0 if quiet else 1), captured.err
+    assert quiet or "needle, diff_v1" in lines[0]
+
+
 @pytest.mark.parametrize("attention", ["diff_v2", "low_rank_noise"])
 def test_training_lowers_the_loss(attention, tmp_path):
     folder = train(
