@@ -133,7 +133,7 @@ def test_what_is_no_run_cannot_be_resumed(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"hiden_size": 64}, "model: has no field 'hiden_size'; its fields are match, vocab_size"),
+        ({"hiden_size": 64}, "model: has no field 'hiden_size'; .*; did you mean 'hidden_size'"),
         ({"attention": "standard"}, "attention is a field of the recipe itself"),
         ({"num_hidden_layers": 0}, "num_hidden_layers: got 0, expected at least 1"),
         ({"vocab_size": "abc"}, "model.vocab_size: got 'abc', expected a whole number"),
