@@ -49,7 +49,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Mistral": {"sliding_window": None},
     "Qwen2": {},
     "Qwen3": {"head_dim": 8},
-    "SmolLM3": {},
+    "SmolLM3": {"no_rope_layers": [1, 0]},  # its default leaves RoPE out in every fourth layer
     "Gemma": {"head_dim": 8},
     "Gemma2": {"head_dim": 8, "query_pre_attn_scalar": 8},
     "Gemma3": {"head_dim": 8, "query_pre_attn_scalar": 8},

@@ -24,8 +24,11 @@ def import_weights(
     if not source.is_dir():
         raise ValueError(f"source: got {source}, which is no folder")
     require_output_folder("target", target)
+    from transformers.utils.logging import disable_progress_bar
+
     from antiphase.models.weights import convert
 
+    disable_progress_bar()  # of loading and saving, which take seconds
     output = Output(quiet=quiet)
     model = convert(source, target, layout)
     output.wrote(target)

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from antiphase.options import nearest
+
 PICTURES = (".png", ".svg", ".pdf")
 
 Quiet = Annotated[
@@ -48,7 +50,8 @@ def require_one_of(allowed: Iterable[str], **values: str) -> None:
     for name, value in values.items():
         if value not in names:
             raise ValueError(
-                f"--{_dashed(name)}: got {value!r}, allowed are {', '.join(map(str, names))}"
+                f"--{_dashed(name)}: got {value!r}, allowed are {', '.join(names)}"
+                f"{nearest(value, names)}"
             )
 
 

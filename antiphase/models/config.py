@@ -227,10 +227,10 @@ class AntiphaseConfig(PreTrainedConfig):
             value = getattr(self, name)
             if value < 1:
                 raise ValueError(f"{name}: got {value}, expected at least 1")
-        if not self.initializer_range >= 0:
+        if not 0 < self.initializer_range < math.inf:
             raise ValueError(
-                f"initializer_range: got {self.initializer_range}, expected a standard deviation, "
-                "0 or larger"
+                f"initializer_range: got {self.initializer_range}, expected a standard deviation "
+                "above 0, such as 0.02 (which transformers takes in place of 0)"
             )
         if not 0 < self.branch_scale < math.inf:
             raise ValueError(f"branch_scale: got {self.branch_scale}, expected a number above 0")

@@ -9,6 +9,7 @@ from antiphase.models.config import AntiphaseConfig
 from antiphase.models.locate import locate_model
 from antiphase.models.presets import PRESETS, preset
 from antiphase.models.summary import Summary, summarise
+from antiphase.options import nearest
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MECHANISM_COLUMNS = ["mechanism", "heads", "maps", "kv", "ffn", "params", "more", "cache", "FLOPs"]
@@ -29,7 +30,9 @@ def find_config(target: str, attention: str | None = None) -> AntiphaseConfig:
     try:
         place = locate_model(target)
     except ValueError as error:
-        raise ValueError(f"{error}; presets are {', '.join(PRESETS)}") from error
+        raise ValueError(
+            f"{error}; presets are {', '.join(PRESETS)}{nearest(target, PRESETS)}"
+        ) from error
     kind = AntiphaseConfig.get_config_dict(place)[0].get("model_type")
     if kind != "antiphase":
         raise ValueError(

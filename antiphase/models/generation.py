@@ -1,9 +1,11 @@
 """Generate text with a saved model and print it as it comes: what `antiphase generate` does."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer
+from transformers.utils.logging import disable_progress_bar
 
 from antiphase.cpu import guard_bf16
 from antiphase.models.locate import locate_model
@@ -38,9 +40,11 @@ def generate_text(
     """
     model = locate_model(model)
     guard_bf16()
-    backend = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
-    net = AutoModelForCausalLM.from_pretrained(model, **backend).eval()
     tokenizer = _tokenizer(model)
+    backend = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
+    if Path(model).is_dir():
+        disable_progress_bar()  # loading takes seconds; a download from the hub shows its progress
+    net = AutoModelForCausalLM.from_pretrained(model, **backend).eval()
     inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
     if not inputs["input_ids"].numel():
         raise ValueError("prompt: is empty; give at least one token to continue")

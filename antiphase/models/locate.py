@@ -47,7 +47,10 @@ def locate_model(name: str) -> str:
         raise ValueError(f"{name}: is a file; give the folder of a model or of a run")
     if _looks_like_a_path(name):
         raise ValueError(f"{name}: no such folder{_suggestion(name)}")
-    _require_on_hub(name)
+    try:
+        require_on_hub(name, "config.json")
+    except ValueError as error:
+        raise ValueError(f"{error}{_suggestion(name)}") from error
     return name
 
 
@@ -67,27 +70,34 @@ def _looks_like_a_path(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith("/")
 
 
-def _require_on_hub(name: str) -> None:
-    """Raise unless the hub, or its cache on this machine, has a model of that name."""
+def require_on_hub(name: str, *files: str) -> None:
+    """Raise at once, also offline, unless the hub or its cache on this machine has a repository.
+
+    Args:
+        name: of the repository.
+        *files: one of them in the cache is enough.
+
+    Raises:
+        ValueError: there is no such repository, or the hub cannot be reached.
+    """
     from huggingface_hub import HfApi, constants, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
     try:
-        if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        if any(isinstance(try_to_load_from_cache(name, file), str) for file in files):
             return
         if constants.HF_HUB_OFFLINE:
             raise ValueError(f"{name}: is not on this machine, and HF_HUB_OFFLINE is set")
         HfApi().model_info(name, timeout=HUB_TIMEOUT)
     except HFValidationError as error:
-        raise ValueError(f"{name}: is not a valid name of a model{_suggestion(name)}") from error
+        raise ValueError(f"{name}: is not a valid name on the hub") from error
     except RepositoryNotFoundError as error:
-        raise ValueError(f"{name}: the hub has no such model{_suggestion(name)}") from error
-    except ValueError as error:
-        raise ValueError(f"{error}{_suggestion(name)}") from error
+        raise ValueError(f"{name}: the hub has no such model") from error
+    except ValueError:
+        raise
     except Exception as error:  # connection errors: their class depends on the hub's HTTP client
         raise ValueError(
             f"{name}: is not on this machine, and the hub cannot be reached ({error})"
-            f"{_suggestion(name)}"
         ) from error
 
 

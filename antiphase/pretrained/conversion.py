@@ -16,8 +16,12 @@ from antiphase.cpu import guard_bf16
 from antiphase.models import AntiphaseConfig, AntiphaseForCausalLM
 from antiphase.models.weights.diffllama import SHARED_FIELDS
 from antiphase.pretrained.dex import operators
-from antiphase.pretrained.structure import reject_quantised
+from antiphase.pretrained.structure import attention_parts
 
+SUPPORTED = (
+    "supported are Llama, Mistral and others with the same layers (RMSNorm, RoPE, SwiGLU; biases "
+    "in all four projections of attention or in none)"
+)
 TOLERANCE = 1e-4  # relative to the largest logit, in fp32, on a probe of a few tokens
 PROBE = 64
 
@@ -40,9 +44,9 @@ def to_differential(model: PreTrainedModel, mechanism: str = "diff_v2") -> Antip
             f"mechanism: got {mechanism!r}, only 'diff_v2' can start as the same function; "
             "V1's head norm changes the output of a layer"
         )
-    reject_quantised(model)
     if operators(model):
         raise ValueError(f"{type(model).__name__}: has DEX inside; fold(model) first")
+    head_dim = attention_parts(model)[0].head_dim  # not every config has the field
     config = model.config
     _reject_fields(model, config)
     if model.dtype == torch.bfloat16:
@@ -52,11 +56,14 @@ def to_differential(model: PreTrainedModel, mechanism: str = "diff_v2") -> Antip
             attention=mechanism,
             match="none",
             intermediate_size=config.intermediate_size,
-            **{name: getattr(config, name) for name in SHARED_FIELDS if hasattr(config, name)},
+            **{
+                **{name: getattr(config, name) for name in SHARED_FIELDS if hasattr(config, name)},
+                "head_dim": head_dim,
+            },
         )
     ).to(model.device)
     theirs = model if model.dtype == torch.float32 else _in_fp32(model)
-    state = _doubled(theirs.state_dict(), config.head_dim)
+    state = _doubled(theirs.state_dict(), head_dim)
     own = ours.state_dict()
     for layer in range(config.num_hidden_layers):
         name = f"model.layers.{layer}.self_attn.lambda_proj.weight"
@@ -92,12 +99,13 @@ def _doubled(state: dict[str, Tensor], head_dim: int) -> dict[str, Tensor]:
 
 def _reject_fields(model: PreTrainedModel, config: Any) -> None:
     kind = type(model).__name__
-    needed = ("intermediate_size", "head_dim", "rms_norm_eps", "num_hidden_layers")
-    if lacking := [name for name in needed if getattr(config, name, None) is None]:
-        raise ValueError(f"{kind}: its config has no {lacking[0]}; it is not of Llama's family")
+    needed = {"rms_norm_eps": "RMSNorm", "intermediate_size": "SwiGLU"}
+    for name, part in needed.items():
+        if getattr(config, name, None) is None:
+            raise ValueError(f"{kind}: its config has no {name} ({part}); {SUPPORTED}")
     act = getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", None)
     if act != "silu":
-        raise ValueError(f"{kind}: hidden_act is {act!r}, ours is 'silu' (SwiGLU)")
+        raise ValueError(f"{kind}: its hidden_act is {act!r}, not 'silu' (SwiGLU); {SUPPORTED}")
     windows = [t for t in getattr(config, "layer_types", None) or [] if "sliding" in t]
     if windows or getattr(config, "sliding_window", None):
         raise ValueError(
@@ -109,9 +117,9 @@ def _reject_fields(model: PreTrainedModel, config: Any) -> None:
 def _reject_parts(model: PreTrainedModel, theirs: set[str], ours: set[str]) -> None:
     kind = type(model).__name__
     if unknown := sorted(theirs - ours):
-        raise ValueError(f"{kind}: has {unknown[0]}, which ours has not")
+        raise ValueError(f"{kind}: has {unknown[0]}, which Llama has not; {SUPPORTED}")
     if lacking := sorted(ours - theirs):
-        raise ValueError(f"{kind}: lacks {lacking[0]}, which ours needs")
+        raise ValueError(f"{kind}: lacks {lacking[0]}, which Llama has; {SUPPORTED}")
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from antiphase.options import build
+from antiphase.options import build, nearest
 from antiphase.pretrained.dex_config import DexConfig
 
 if TYPE_CHECKING:
@@ -146,7 +146,9 @@ def method(name: str) -> Method:
         ValueError: there is none of that name; lists those there are.
     """
     if name not in METHODS:
-        raise ValueError(f"method: got {name!r}, allowed are {', '.join(METHODS)}")
+        raise ValueError(
+            f"method: got {name!r}, allowed are {', '.join(METHODS)}{nearest(name, METHODS)}"
+        )
     return METHODS[name]
 
 

@@ -6,6 +6,8 @@ Classes are imported on first use, so that listing the tasks needs no PyTorch.
 import importlib
 from typing import TYPE_CHECKING, NamedTuple
 
+from antiphase.options import nearest
+
 if TYPE_CHECKING:
     from antiphase.tasks.base import Task
 
@@ -44,7 +46,10 @@ def task(name: str) -> "type[Task]":
             "task: got 'language', which is natural-language text; use antiphase.tasks.Language"
         )
     if name not in TASKS:
-        raise ValueError(f"task: got {name!r}, allowed are {', '.join(TASKS)}")
+        raise ValueError(
+            f"task: got {name!r}, allowed are {', '.join(TASKS)}"
+            f"{nearest(name, [*TASKS, 'language'])}"
+        )
     entry = TASKS[name]
     found: type[Task] = getattr(
         importlib.import_module(f"antiphase.tasks.{entry.module}"), entry.class_name

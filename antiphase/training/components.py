@@ -13,7 +13,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from antiphase.cpu import guard_bf16
 from antiphase.evaluation import score_answers, score_text
 from antiphase.models import AntiphaseConfig, AntiphaseForCausalLM, preset
-from antiphase.options import fitted
+from antiphase.options import fitted, nearest
 from antiphase.pretrained.base_model import BaseModel, load_base
 from antiphase.pretrained.methods import Tuned, method, method_options
 from antiphase.pretrained.structure import trainable
@@ -61,8 +61,11 @@ def model_config(recipe: Recipe, data: Task | Language) -> AntiphaseConfig:
         if name in own:
             raise ValueError(f"model: {name} is a field of the recipe itself, set {own[name]}")
         if name not in hints or name in ("kwargs", "return"):
-            known = ", ".join(n for n in hints if n not in ("kwargs", "return", *own))
-            raise ValueError(f"model: has no field {name!r}; its fields are {known}")
+            known = [n for n in hints if n not in ("kwargs", "return", *own)]
+            raise ValueError(
+                f"model: has no field {name!r}; its fields are {', '.join(known)}"
+                f"{nearest(name, known)}"
+            )
     fields = {
         "vocab_size": data.vocab_size,
         "max_position_embeddings": max(2048, data.length),

@@ -66,4 +66,9 @@ class Progress(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Leave the last line on the terminal."""
-        self.bar.stop()
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop the bar, if it was shown; without a terminal, every stop prints an empty line."""
+        if self.bar.live.is_started:
+            self.bar.stop()

@@ -18,8 +18,7 @@ from antiphase.tasks import Language
 from antiphase.training.checkpoints import read_json, write_atomic
 from antiphase.training.recipe import Recipe
 
-# Fields that do not change what trained weights compute.
-_NOT_COMPARED = ("use_cache", "initialisation", "branch_scale")
+_START_FIELDS = ("initialisation", "branch_scale")  # how a new model starts
 ENVIRONMENT, CORPUS, START = "environment.json", "text.json", "start.json"
 
 
@@ -83,17 +82,30 @@ def _store_or_compare(path: Path, found: dict[str, Any], fields: Sequence[str], 
         )
 
 
-def require_same_model(checkpoint: Path, config: AntiphaseConfig) -> None:
-    """Raise unless a checkpoint's weights belong to a model of this configuration."""
+def continue_model(checkpoint: Path, recipe: Recipe, config: AntiphaseConfig) -> None:
+    """Raise unless a checkpoint's weights fit the model; keep how they were initialised.
+
+    Args:
+        checkpoint: folder to resume from.
+        recipe: of the run.
+        config: of the recipe's model. Its `initialisation` and `branch_scale` become those of the
+            checkpoint: runs older than these fields have other values than today's defaults.
+
+    Raises:
+        ValueError: the checkpoint belongs to a model of another configuration.
+    """
     saved, now = AntiphaseConfig.from_pretrained(checkpoint).to_dict(), config.to_dict()
     if saved["vocab_size"] != now["vocab_size"]:
         raise ValueError(
             f"{checkpoint}: was trained with a vocabulary of {saved['vocab_size']}, the task now "
             f"has {now['vocab_size']}; the task, its text or its tokenizer has changed since"
         )
+    kept = {name for name in _START_FIELDS if name not in recipe.model}
     for name in get_type_hints(AntiphaseConfig.__init__):
-        if name not in _NOT_COMPARED and name in now and saved.get(name) != now[name]:
+        if name in now and name not in {"use_cache", *kept} and saved.get(name) != now[name]:
             raise ValueError(
                 f"{checkpoint}: was trained with {name} = {saved.get(name)}, the recipe now says "
                 f"{now[name]}; resume with the recipe that the run began with, or start a new run"
             )
+    for name in kept:
+        setattr(config, name, saved[name])

@@ -6,6 +6,7 @@ recipe is stored with the run.
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from antiphase.options import fitted
+from antiphase.options import fitted, nearest
 from antiphase.pretrained.methods import method_options
 from antiphase.training.digests import short_digest
 
@@ -102,12 +103,7 @@ class Recipe:
         Raises:
             ValueError: a field does not exist, or a value is invalid.
         """
-        known = [f.name for f in dataclasses.fields(self)]
-        for name in fields:
-            if name not in known:
-                raise ValueError(
-                    f"recipe: has no field {name!r}; its fields are {', '.join(known)}"
-                )
+        _require_fields(fields)
         hints = get_type_hints(Recipe)
         return dataclasses.replace(self, **{k: fitted(k, v, hints[k]) for k, v in fields.items()})
 
@@ -138,6 +134,7 @@ def load_recipe(source: str) -> Recipe:
         if source not in built_in():
             raise ValueError(
                 f"recipe: {source!r} is no file and no built-in; those are {', '.join(built_in())}"
+                f"{nearest(source, built_in())}"
             )
         path = Path(str(resources.files("antiphase.training") / "recipes" / f"{source}.yaml"))
     try:
@@ -184,6 +181,7 @@ def apply_settings(recipe: Recipe, settings: list[str]) -> Recipe:
     for text in settings:
         name, value = parse_setting(text)
         outer, dot, inner = name.partition(".")
+        _require_fields([outer])
         if dot:
             current = changes.get(outer, recipe.as_dict().get(outer))
             if not isinstance(current, dict):
@@ -213,6 +211,16 @@ _NEW_MODEL = ("size", "attention", "attention_options", "model")
 _OWN_MODELS = ("rank_penalty", "snapshots", "milestones")  # they need this package's models
 
 
+def _require_fields(names: Iterable[str]) -> None:
+    known = [field.name for field in dataclasses.fields(Recipe)]
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"recipe: has no field {name!r}; its fields are {', '.join(known)}"
+                f"{nearest(name, known)}"
+            )
+
+
 def _check(r: Recipe) -> None:
     for name, allowed in {
         "schedule": SCHEDULES,
@@ -220,7 +228,11 @@ def _check(r: Recipe) -> None:
         "on_divergence": POLICIES,
     }.items():
         if getattr(r, name) not in allowed:
-            raise ValueError(f"{name}: got {getattr(r, name)!r}, allowed are {', '.join(allowed)}")
+            given = getattr(r, name)
+            raise ValueError(
+                f"{name}: got {given!r}, allowed are {', '.join(allowed)}"
+                f"{nearest(str(given), allowed)}"
+            )
     for name, least in _LEAST.items():
         value = getattr(r, name)
         if value is not None and not (math.isfinite(value) and value >= least):

@@ -106,7 +106,7 @@ def resume(folder: Path | str, *, quiet: bool = False) -> Path:
         components = Components.build(recipe, folder, _processes())
         last, faults = checkpoints.latest_complete(folder / "checkpoints")
         if last is not None and recipe.start is None:
-            provenance.require_same_model(last, components.tuned.model.config)
+            provenance.continue_model(last, recipe, components.tuned.model.config)
         if _first_process():
             _check_origins(recipe, components, folder)
             _set_aside(folder, faults, last)
@@ -183,7 +183,7 @@ def _run(
             trainer.resume_from(checkpoint)
     finally:
         stop.release()
-        progress.bar.stop()
+        progress.stop()
     if trainer.state.global_step < trainer.criterion.end:
         advice = f"resume with antiphase train --resume {folder}"
         raise StoppedError(trainer.state.global_step, trainer.criterion.end, advice)

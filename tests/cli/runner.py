@@ -24,6 +24,5 @@ def save_model(folder: Path, vocabulary: int = 61) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
-    # Published: DiffLlama can express it.
-    model("diff_v1", vocab_size=vocabulary, initialisation="published").save_pretrained(folder)
+    model("diff_v1", vocab_size=vocabulary).save_pretrained(folder)
     return folder

@@ -86,6 +86,15 @@ def test_generate_continues_a_prompt(tmp_path: Path):
     assert drawn[0] != drawn[1]
 
 
+@pytest.fixture
+def progress_bars():
+    """Let transformers show its bars, which other commands have turned off in this process."""
+    from transformers.utils.logging import enable_progress_bar
+
+    enable_progress_bar()
+
+
+@pytest.mark.usefixtures("progress_bars")
 def test_generate_says_what_is_missing(tmp_path: Path):
     from tests.models.tiny import model
 
@@ -103,6 +112,8 @@ def test_generate_says_what_is_missing(tmp_path: Path):
         result = invoke("generate", *arguments)
         assert result.exit_code == 2
         assert message in result.stderr
+        assert result.stderr.count("\n") == 1, result.stderr
+        assert "Loading weights" not in result.stderr
         assert result.stdout == ""
 
 
@@ -173,6 +184,17 @@ def test_show_generate_and_analyze_take_a_run_folder(tmp_path: Path):
     assert result.exit_code == 0, result.output  # --texts is the former name of --sequences
     found = json.loads(result.stdout)
     assert found[str(run)] == json.loads((tmp_path / "a" / "run" / "analysis.json").read_text())
+
+
+@pytest.mark.usefixtures("progress_bars")
+def test_import_weights_shows_no_bars_before_an_error(tmp_path: Path):
+    from tests.models.tiny import model
+
+    model("diff_v2").save_pretrained(tmp_path / "ours")
+    result = invoke("import-weights", str(tmp_path / "ours"), str(tmp_path / "theirs"))
+    assert result.exit_code == 2
+    assert result.stderr.startswith("antiphase: attention: got 'diff_v2', but DiffLlama is always")
+    assert not (tmp_path / "theirs").exists()
 
 
 def test_import_weights_there_and_back(tmp_path: Path):

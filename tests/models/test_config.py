@@ -103,6 +103,8 @@ def test_match_none_keeps_the_width(name):
         ({"num_hidden_layers": -1}, "num_hidden_layers: got -1, expected at least 1"),
         ({"vocab_size": 0}, "vocab_size: got 0, expected at least 1"),
         ({"initializer_range": -1}, "initializer_range: got -1, expected a standard deviation"),
+        ({"initializer_range": 0}, "initializer_range: got 0, .* above 0, such as 0.02"),
+        ({"initializer_range": float("nan")}, "initializer_range: got nan, expected a standard"),
     ],
 )  # fmt: skip
 def test_invalid_configs_say_what_to_change(fields, message):

@@ -8,10 +8,15 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from antiphase.analysis.branch_rms import branch_rms
-from antiphase.models import AntiphaseConfig, AntiphaseForCausalLM, preset
+from antiphase.models import (
+    AntiphaseConfig,
+    AntiphaseForCausalLM,
+    AntiphaseForSequenceClassification,
+    preset,
+)
 from antiphase.models.initialisation import normed_rms, output_std
 from tests.attention.cases import NAMES
-from tests.models.tiny import config, model, token_ids
+from tests.models.tiny import VOCABULARY, config, model, token_ids
 
 each = pytest.mark.parametrize("name", NAMES)
 FACTOR = (
@@ -255,3 +260,24 @@ def test_missing_parameters_start_as_in_a_new_model(initialisation, tmp_path):
             assert torch.equal(loaded[n], fresh), n
         else:
             assert std([loaded[n]]) == pytest.approx(std([fresh]), rel=0.1), n
+
+
+@pytest.mark.parametrize("initialisation", ["scaled", "published"])
+def test_a_new_head_and_new_tokens_start_at_initializer_range_and_change_nothing_else(
+    initialisation, tmp_path
+):
+    net = model("diff_v1", initialisation=initialisation)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.fill_(3.0)  # no initialisation gives it
+    net.save_pretrained(tmp_path)
+    classifier = AntiphaseForSequenceClassification.from_pretrained(tmp_path, num_labels=20)
+    found = classifier.state_dict()
+    assert std([found.pop("score.weight")]) == pytest.approx(0.1, rel=0.1)
+    assert all((t == 3).all() for t in found.values())
+    net.resize_token_embeddings(VOCABULARY + 100, mean_resizing=False)
+    for name, t in net.state_dict().items():
+        if name in ("model.embed_tokens.weight", "lm_head.weight"):
+            assert std([t[VOCABULARY:]]) == pytest.approx(0.1, rel=0.1), name
+            t = t[:VOCABULARY]
+        assert (t == 3).all(), name

@@ -31,7 +31,7 @@ def test_an_unfinished_run_says_how_to_resume(tmp_path):
         ("dif_v1", "did you mean 'diff_v1'"),
         ("./nothing/here", "no such folder"),
         ("nobody/nothing-like-this", "give one of"),
-        ("bad name!", "not a valid name of a model"),
+        ("bad name!", "not a valid name on the hub"),
     ],
 )
 def test_a_wrong_name_fails_at_once_with_advice(name, says):

@@ -80,6 +80,49 @@ def test_gradients_are_the_same_after_the_import():
     )
 
 
+def with_random_gains(**fields: object) -> AntiphaseForCausalLM:
+    """Return a `diff_v1` model whose head-norm gains differ by layer and channel, as trained."""
+    net = model("diff_v1", **fields)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for layer in net.model.attention_layers:
+            layer.norm.gain.normal_(generator=generator)
+            if layer.bias:
+                layer.o_proj.bias.normal_(generator=generator)
+    return net
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"num_key_value_heads": 4, "head_dim": 16, "attention_bias": True},
+        {"initialisation": "published", "tie_word_embeddings": True},
+    ],
+    ids=["scaled", "grouped with bias", "published"],
+)
+@torch.no_grad()
+def test_head_norm_gains_are_exported_in_the_output_projection(fields):
+    ours = with_random_gains(**fields)
+    before = {name: t.clone() for name, t in ours.state_dict().items()}
+    theirs = to_diffllama(ours)
+    assert all(torch.equal(t, before[name]) for name, t in ours.state_dict().items())
+    want = ours(token_ids()).logits
+    torch.testing.assert_close(theirs(token_ids()).logits, want, **close)
+    back = from_diffllama(theirs)
+    assert all((layer.norm.gain == 1).all() for layer in back.model.attention_layers)
+    torch.testing.assert_close(back(token_ids()).logits, want, **close)
+
+
+def test_gains_are_multiplied_in_fp32_and_rounded_once():
+    ours = with_random_gains().bfloat16()
+    layer = ours.model.attention_layers[1]
+    W_O, gain = layer.o_proj.weight, layer.norm.gain
+    assert (W_O.dtype, gain.dtype) == (torch.bfloat16, torch.float32)
+    found = to_diffllama(ours).model.layers[1].self_attn.o_proj.weight
+    assert torch.equal(found, (W_O.float() * gain.repeat(4)).bfloat16())
+
+
 def test_what_diffllama_cannot_express_is_rejected():
     with pytest.raises(ValueError, match="attention: got 'diff_v2', but DiffLlama is always"):
         to_diffllama(model("diff_v2"))
@@ -87,11 +130,8 @@ def test_what_diffllama_cannot_express_is_rejected():
         to_diffllama(model("diff_v1", attention_options={"lam": 0.5}))
     with pytest.raises(ValueError, match=r"norm: got 'layer'"):
         to_diffllama(model("diff_v1", norm="layer"))
-    trained = model("diff_v1", initialisation="published")
-    with torch.no_grad():
-        trained.model.layers[1].self_attn.norm.gain[3] = 1.5
-    with pytest.raises(ValueError, match=r"layer 1: the gain of its head norm is not ones .*1.5\]"):
-        to_diffllama(trained)
+    with pytest.raises(ValueError, match=r"attention_options: got .*head_norm='scalar'"):
+        to_diffllama(model("diff_v1", attention_options={"head_norm": "scalar"}))
     with pytest.raises(ValueError, match="hidden_act: got 'gelu'"):
         from_diffllama(diffllama(hidden_act="gelu"))
 

@@ -6,15 +6,23 @@ from transformers import (
     AutoModelForCausalLM,
     GemmaConfig,
     GemmaForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
     GraniteConfig,
     GraniteForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
+    StableLmConfig,
+    StableLmForCausalLM,
 )
 
 from antiphase import AntiphaseForCausalLM
 from antiphase.pretrained import DexConfig, to_differential, unchain
 from tests.pretrained.small import SIZES, made, sequences
+
+NO_HEAD_DIM = Qwen2Config(**{name: v for name, v in SIZES.items() if name != "head_dim"})
 
 
 @pytest.mark.parametrize(
@@ -70,7 +78,17 @@ def test_a_bf16_model_stays_bf16():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: made("qwen2"), "lacks model.layers.0.self_attn.o_proj.bias|has .*k_proj.bias"),
+        (lambda: made("qwen2"), "Qwen2ForCausalLM: has .*k_proj.bias, .*; supported are Llama"),
+        (lambda: Qwen2ForCausalLM(NO_HEAD_DIM), "Qwen2ForCausalLM: has .*k_proj.bias, which Llama"),
+        (
+            lambda: StableLmForCausalLM(StableLmConfig(**SIZES)),
+            r"StableLmForCausalLM: its config has no rms_norm_eps \(RMSNorm\); supported are",
+        ),
+        (
+            lambda: GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2)),
+            "GPT2LMHeadModel: has no attention with q_proj",
+        ),
+        (lambda: to_differential(made("llama")), "is differential already"),
         (lambda: made("qwen3"), "has model.layers.0.self_attn.k_norm.weight"),
         (lambda: made("gemma3"), "hidden_act is 'gelu"),
         (lambda: made("mistral", sliding_window=8), "has a sliding window of 8 tokens"),
@@ -104,3 +122,13 @@ def test_an_unchained_model_is_folded_first_and_endings_are_kept():
 def test_v1_cannot_start_as_the_same_function():
     with pytest.raises(ValueError, match="only 'diff_v2' can start as the same function"):
         to_differential(made("llama"), "diff_v1")
+
+
+def test_a_config_without_head_dim_is_converted_by_the_shapes_of_its_projections():
+    sizes = {name: v for name, v in SIZES.items() if name != "head_dim"}
+    model = SmolLM3ForCausalLM(SmolLM3Config(**sizes, no_rope_layers=[1, 1], pad_token_id=0)).eval()
+    assert not hasattr(model.config, "head_dim")
+    with torch.no_grad():
+        torch.testing.assert_close(
+            to_differential(model)(sequences()).logits, model(sequences()).logits
+        )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from antiphase.evaluation import recall_hits
 from antiphase.tasks import Language
@@ -181,6 +182,21 @@ def test_invalid_text_raises(make, message, tmp_path):
     (tmp_path / "rows" / "train.jsonl").write_text('{"prose": "a"}\n')
     with pytest.raises(ValueError, match=message):
         make(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("byte", r"allowed are bytes, bpe:SIZE, .*HF_HUB_OFFLINE is set\); did you mean 'bytes'"),
+        ("nobody/nothing", "nobody/nothing: is not on this machine"),
+        ("./nothing/here", "is not a valid name on the hub"),
+    ],
+)
+def test_a_wrong_tokenizer_is_found_without_asking_the_hub_again(name, message, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda _: pytest.fail("asked the hub"))
+    with pytest.raises(ValueError, match=message):
+        make_tokenizer(name, [])
 
 
 def test_sources_are_found_without_reading_them(folder, monkeypatch):

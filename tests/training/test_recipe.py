@@ -14,6 +14,7 @@ def test_built_in_recipes_load_and_name_real_things():
     assert built_in() == [
         "language-micro",
         "language-mini",
+        "needle-lab",
         "needle-nano",
         "paper-1.4b",
         "paper-2.8b",
@@ -44,6 +45,9 @@ def test_any_field_can_be_set():
     ("settings", "message"),
     [
         (["speed=3"], "recipe: has no field 'speed'; its fields are size, attention"),
+        (["step=3"], "recipe: has no field 'step'; .*; did you mean 'steps'"),
+        (["task_option.noise=1"], "has no field 'task_option'; .*; did you mean 'task_options'"),
+        (["schedule=cosin"], "schedule: got 'cosin', .*; did you mean 'cosine'"),
         (["lr"], "--set: got 'lr', expected NAME=VALUE"),
         (["lr.x=1"], "'lr' has no inner fields"),
         (["lr=fast"], "lr: got 'fast', expected a number"),
@@ -99,7 +103,7 @@ def test_a_start_without_a_method_trains_everything():
         (["size=mini"], "size: got 'mini', but size describes a new model"),
         (["model.hidden_size=8"], "model: got .*, but model describes a new model"),
         (["milestones=[1]"], "milestones is for new models only and the run starts from 'smollm2'"),
-        (["method=dx"], "method: got 'dx', allowed are dex, adapter-only"),
+        (["method=dx"], "method: got 'dx', allowed are dex, adapter-only.*; did you mean 'dex'"),
         (["method=dex", "method_options.depth=3"], "method 'dex' has no option 'depth'; its opt"),
         (["method=dex", "method_options.anneal=0"], "method 'dex', anneal: got 0"),
         (
@@ -119,6 +123,8 @@ def test_a_start_rejects_what_does_not_fit(settings, message):
 def test_broken_recipe_files_are_named(tmp_path):
     with pytest.raises(ValueError, match="'nope' is no file and no built-in; those are language"):
         load_recipe("nope")
+    with pytest.raises(ValueError, match="did you mean 'needle-nano'"):
+        load_recipe("needle_nano")
     file = tmp_path / "r.yaml"
     for text, message in {
         "a: [": "is not YAML",

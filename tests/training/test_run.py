@@ -43,6 +43,16 @@ def test_a_run_folder_has_everything(finished):
     ]
 
 
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_quiet_run_prints_nothing_and_the_bar_ends_once(quiet, tmp_path, capsys):
+    train(SMALL.changed(steps=10), tmp_path / "r", quiet=quiet)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert len(lines) == (0 if quiet else 1), captured.err
+    assert quiet or "needle, diff_v1" in lines[0]
+
+
 @pytest.mark.parametrize("attention", ["diff_v2", "low_rank_noise"])
 def test_training_lowers_the_loss(attention, tmp_path):
     folder = train(
@@ -123,7 +133,7 @@ def test_what_is_no_run_cannot_be_resumed(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"hiden_size": 64}, "model: has no field 'hiden_size'; its fields are match, vocab_size"),
+        ({"hiden_size": 64}, "model: has no field 'hiden_size'; .*; did you mean 'hidden_size'"),
         ({"attention": "standard"}, "attention is a field of the recipe itself"),
         ({"num_hidden_layers": 0}, "num_hidden_layers: got 0, expected at least 1"),
         ({"vocab_size": "abc"}, "model.vocab_size: got 'abc', expected a whole number"),
@@ -135,11 +145,18 @@ def test_bad_fields_of_the_model_are_named_before_anything_is_written(fields, me
     assert not (tmp_path / "r").exists()
 
 
-def test_another_model_is_rejected_on_resume(finished, tmp_path):
+@pytest.mark.parametrize(
+    ("now", "message"),
+    [
+        ("hidden_size: 64", "trained with hidden_size = 32, the recipe now says 64"),
+        ("hidden_size: 32\n  branch_scale: 2.0", "branch_scale = 1.0, the recipe now says 2.0"),
+    ],
+)
+def test_another_model_is_rejected_on_resume(finished, tmp_path, now, message):
     folder = unfinished(finished, tmp_path / "r")
     recipe = (folder / "recipe.yaml").read_text()
-    (folder / "recipe.yaml").write_text(recipe.replace("hidden_size: 32", "hidden_size: 64"))
-    with pytest.raises(ValueError, match="trained with hidden_size = 32, the recipe now says 64"):
+    (folder / "recipe.yaml").write_text(recipe.replace("hidden_size: 32", now))
+    with pytest.raises(ValueError, match=message):
         resume(folder, quiet=True)
 
 
@@ -156,6 +173,9 @@ def test_a_run_of_before_the_choice_of_initialisation_can_be_resumed(tmp_path):
         path.write_text(json.dumps(fields))
         write_manifest(path.parent)
     assert_same_end(resume(folder, quiet=True), complete)
+    for place in ("model", "checkpoints/checkpoint-30"):
+        saved = json.loads((folder / place / "config.json").read_text())
+        assert saved["initialisation"] == "published"
 
 
 def test_a_missing_card_is_written_again_and_damaged_metrics_are_ignored(finished, tmp_path):

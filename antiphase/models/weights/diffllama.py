@@ -1,7 +1,7 @@
 """transformers' `DiffLlama` and our `diff_v1`: heads paired by halves, and adjacent ones.
 
 DiffLlama pairs query head i with i + H/2 and key (and value) head j with j + H_kv/2; its head norm
-has no gain. Ours pairs adjacent heads and has a gain per layer, which must be ones to convert back.
+has no gain. Ours pairs adjacent heads; the gain of its head norm is multiplied into W_O on export.
 """
 
 import re
@@ -32,6 +32,7 @@ SHARED_FIELDS = (
     "bos_token_id",
     "eos_token_id",
 )
+_GAIN = "self_attn.norm.gain"
 _PAIRED = re.compile(r"\.self_attn\.([qkv])_proj\.(weight|bias)$")
 _LAMBDA = re.compile(r"\.self_attn\.lambda_([qk][12])$")
 _OUR_LAMBDA = re.compile(r"\.self_attn\.lam\.([qk][12])$")
@@ -69,7 +70,7 @@ def from_diffllama(theirs: DiffLlamaForCausalLM) -> AntiphaseForCausalLM:
         if found := _PAIRED.search(name):
             t = halves_to_pairs(t, heads[found[1]])
         state[_LAMBDA.sub(r".self_attn.lam.\1", name)] = t
-    gains = {name for name in ours.state_dict() if name.endswith("self_attn.norm.gain")}
+    gains = {name for name in ours.state_dict() if name.endswith(_GAIN)}
     _load(ours, state, missing=gains)
     return ours.to(theirs.dtype).train(theirs.training)
 
@@ -78,7 +79,7 @@ def to_diffllama(ours: AntiphaseForCausalLM) -> DiffLlamaForCausalLM:
     """Return transformers' DiffLlama with the same logits.
 
     Args:
-        ours: a `diff_v1` model; not changed.
+        ours: a `diff_v1` model with default options; not changed.
 
     Raises:
         ValueError: the model has something that DiffLlama does not; says what.
@@ -94,9 +95,7 @@ def to_diffllama(ours: AntiphaseForCausalLM) -> DiffLlamaForCausalLM:
     heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
     heads["v"] = heads["k"]
     state: dict[str, Tensor] = {}
-    for name, t in ours.state_dict().items():
-        if name.endswith("self_attn.norm.gain"):
-            continue
+    for name, t in _without_gains(ours.state_dict()).items():
         if found := _PAIRED.search(name):
             t = pairs_to_halves(t, heads[found[1]])
         state[_OUR_LAMBDA.sub(r".self_attn.lambda_\1", name)] = t
@@ -121,13 +120,21 @@ def _check_expressible(ours: AntiphaseForCausalLM) -> None:
     plain = type(options)()
     if options != plain:
         raise ValueError(f"attention_options: got {options}, but DiffLlama has only {plain}")
-    for i, layer in enumerate(ours.model.attention_layers):
-        gain = layer.get_parameter("norm.gain")
-        if not torch.equal(gain, torch.ones_like(gain)):
-            raise ValueError(
-                f"layer {i}: the gain of its head norm is not ones (it lies in "
-                f"[{gain.min():.3g}, {gain.max():.3g}]), and DiffLlama's head norm has no gain"
-            )
+
+
+def _without_gains(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the same function's weights without head-norm gains: W_O's columns are multiplied.
+
+    Gains are fp32, hence so are the products; they are rounded once, to the model's dtype.
+    """
+    folded = dict(state)
+    for name, gain in state.items():
+        if name.endswith(_GAIN):
+            del folded[name]
+            W_O = name.removesuffix(_GAIN) + "self_attn.o_proj.weight"
+            columns = state[W_O].unflatten(1, (-1, gain.numel()))  # [D, h, 2d]
+            folded[W_O] = (columns * gain).flatten(1)
+    return folded
 
 
 def _load(model: torch.nn.Module, state: dict[str, Tensor], missing: set[str]) -> None:

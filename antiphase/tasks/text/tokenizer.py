@@ -11,6 +11,9 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from antiphase.models.locate import require_on_hub
+from antiphase.options import nearest
+
 END = "<|end|>"
 BYTES = "bytes"
 BPE = "bpe:"
@@ -32,10 +35,14 @@ def make_tokenizer(kind: str, texts: Iterable[str]) -> Any:
     if kind.startswith(BPE):
         return _with_byte_level(_train_bpe(kind, texts))
     try:
+        if not Path(kind).is_dir():
+            require_on_hub(kind, "tokenizer_config.json", "tokenizer.json", "tokenizer.model")
         loaded = AutoTokenizer.from_pretrained(kind)
     except (OSError, ValueError, KeyError) as error:
-        known = f"{BYTES}, {BPE}SIZE, or a tokenizer's folder or hub name"
-        raise ValueError(f"tokenizer: got {kind!r}, allowed are {known}") from error
+        raise ValueError(
+            f"tokenizer: got {kind!r}, allowed are {BYTES}, {BPE}SIZE, or a tokenizer's folder or "
+            f"hub name ({error}){nearest(kind, [BYTES])}"
+        ) from error
     if loaded.eos_token_id is None:
         raise ValueError(f"tokenizer: {kind} has no end token (eos_token) to separate documents")
     return loaded
