@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from antiphase.analysis.statistics import Values
-from antiphase.experiments.arms import Arm
+from antiphase.experiments.arms import STANDARD, Arm
 from antiphase.experiments.conditions import AS_TRAINED, CONDITIONS, STRESS
 from antiphase.experiments.experiment import Measurement, Table, bar_chart, interval_row
 from antiphase.experiments.model_measurements import accuracy, answer_loss, mass
@@ -37,15 +37,23 @@ def contest(
 ) -> Prediction:
     """Return a prediction about a contest, with its gates: both arms learned, room for an effect.
 
+    A predicted gain needs room above the other arm. "No worse" needs a condition that is hard
+    enough to tell arms apart, so there standard attention must leave the room.
+
     Args:
         reading: that predicts.
         one: the arm that is predicted to have more accuracy than the other, or no less.
-        other: the baseline, which must leave room.
+        other: the arm that it is compared with.
         kind: of the prediction.
         because: the reading's reason.
         primary: whether this is the test's verdict on the reading.
     """
-    gates: tuple[Gate, ...] = (learned(one.name), learned(other.name), room(room_of(other), SIZE))
+    baseline = other if kind == "more" else STANDARD
+    gates: tuple[Gate, ...] = (
+        learned(one.name),
+        learned(other.name),
+        room(room_of(baseline), SIZE),
+    )
     return Prediction(reading, gain_of(one, other), kind, SIZE, because, gates, primary)
 
 

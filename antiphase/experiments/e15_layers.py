@@ -8,9 +8,9 @@ from antiphase.analysis.metrics import flow
 from antiphase.analysis.metrics.cancellation import from_another_example
 from antiphase.analysis.metrics.dynamics import residual_cosine
 from antiphase.analysis.statistics import Values, seed_interval
-from antiphase.experiments.arms import V1, V2, Arm
+from antiphase.experiments.arms import STANDARD, V1, V2, Arm
 from antiphase.experiments.conditions import STRESS
-from antiphase.experiments.contests import learned_effects
+from antiphase.experiments.contests import learned_effects, noise_effect
 from antiphase.experiments.experiment import Chart, Experiment, Measurement, Table, interval_row
 from antiphase.experiments.model_measurements import (
     Numbers,
@@ -18,7 +18,7 @@ from antiphase.experiments.model_measurements import (
     maps_on_task,
 )
 from antiphase.experiments.trained_models import TrainedModel, TrainedModels
-from antiphase.experiments.verdicts import Effect, Prediction, learned
+from antiphase.experiments.verdicts import Effect, Prediction, learned, noise
 
 OTHER_EXAMPLE = "that of another example"
 EDITS = {
@@ -34,6 +34,8 @@ KNOCKED_OUT = Effect("logit drop, A2 is knocked out", V1.name, condition="retrie
 LAST_OVER_FIRST = Effect(
     "logit drop, A2 is knocked out", V1.name, condition="last layer minus first layer"
 )
+PAIRED = (V1, V2)
+GATES = (learned(V1.name), noise(STRESS.name))
 
 
 @lru_cache(maxsize=1024)
@@ -69,7 +71,7 @@ class LayersTest(Experiment):
     """The answer's logit without each layer's noise map, and with another example's."""
 
     version = 2
-    arms = (V1, V2)
+    arms = (STANDARD, V1, V2)
     predictions = (
         Prediction(
             "cancelling",
@@ -77,7 +79,7 @@ class LayersTest(Experiment):
             "more",
             SIZE,
             "only the noise of this sequence cancels its noise",
-            (learned(V1.name),),
+            GATES,
             primary=True,
         ),
         Prediction(
@@ -86,7 +88,7 @@ class LayersTest(Experiment):
             "more",
             SIZE,
             "without subtraction the noise remains",
-            (learned(V1.name),),
+            GATES,
         ),
         Prediction(
             "sparsity",
@@ -94,7 +96,7 @@ class LayersTest(Experiment):
             "same",
             SIZE,
             "any second map does",
-            (learned(V1.name),),
+            GATES,
             primary=True,
         ),
         Prediction(
@@ -114,14 +116,14 @@ class LayersTest(Experiment):
         def drops(arm: Arm, edit: str = "knocked out") -> list[Values]:
             return [models.values(arm, partial(logit_drop, layer=i, edit=edit)) for i in layers]
 
-        by_layer = {arm.name: drops(arm) for arm in self.arms}
+        by_layer = {arm.name: drops(arm) for arm in PAIRED}
         first, last = by_layer[V1.name][0], by_layer[V1.name][-1]
         effects = {
             RESAMPLED: models.values(V1, partial(retrieval_logit_drop, edit=OTHER_EXAMPLE)),
             KNOCKED_OUT: models.values(V1, partial(retrieval_logit_drop, edit="knocked out")),
             LAST_OVER_FIRST: [b - a for a, b in zip(first, last, strict=True)],
         }
-        effects |= learned_effects(models, (V1,))
+        effects |= learned_effects(models, (V1,)) | noise_effect(models, STANDARD)
         chart = Chart(
             "Drop of the answer's logit without a layer's noise map",
             "layer",
@@ -135,10 +137,10 @@ class LayersTest(Experiment):
                 *(models.values(arm, partial(logit_drop, layer=i, edit=edit)) for edit in EDITS),
                 models.values(arm, partial(cosine_with_residual, layer=i)),
             )
-            for arm in self.arms
+            for arm in PAIRED
             for i in layers
         ]
-        for arm in self.arms:
+        for arm in PAIRED:
             drop = [models.values(arm, partial(retrieval_logit_drop, edit=edit)) for edit in EDITS]
             rows.append([*interval_row(f"{arm.name}, retrieval heads", *drop), ""])
         columns = ["", *EDITS, "cosine of the noise term with the residual stream"]

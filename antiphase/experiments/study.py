@@ -25,9 +25,11 @@ from antiphase.experiments.attention_example import (
     AttentionExample,
     attention_example,
 )
+from antiphase.experiments.conditions import CONDITIONS
 from antiphase.experiments.engine import LocalEngine, cores, duration, train_all
 from antiphase.experiments.experiment import Experiment, Table
 from antiphase.experiments.lock import check_lock, write_lock
+from antiphase.experiments.model_measurements import EXAMPLES, SEQUENCES
 from antiphase.experiments.plans import Plan
 from antiphase.experiments.published_claims import published_claims
 from antiphase.experiments.registry import EXPERIMENTS, RegisteredTest
@@ -147,12 +149,17 @@ def predictions_of(plan: Plan) -> dict[int, Sequence[Prediction]]:
 
 
 def design_of(plan: Plan) -> dict[str, Any]:
-    """Return what a plan trains: the common recipe, the arms and the tuning grid, as plain data."""
+    """Return what a plan trains and measures on, as plain data.
+
+    That is the common recipe, the arms, the tuning grid and the conditions of held-out sequences.
+    """
     arms = distinct_arms([EXPERIMENTS[number].load() for number in plan.tests])
     return {
         "recipe": plan.recipe.as_dict(),
         "arms": {arm.name: asdict(arm) for arm in arms},
         "tuning": asdict(plan.grid) if plan.grid else None,
+        "conditions": [asdict(condition) for condition in CONDITIONS],
+        "held-out sequences": {"answers": EXAMPLES, "maps": SEQUENCES},
     }
 
 

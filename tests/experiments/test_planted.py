@@ -258,9 +258,11 @@ def test_every_contest_follows_its_two_arms(number, measured):
             unlearned = judged(learned={arm: 0.6})
             assert unlearned.verdict is I
             assert f"learned FAILED: accuracy: {arm}, as trained = 0.6" in str(unlearned.failed[0])
-        full = judged(stress={one: 0.95, other: 0.95})
+        # a gain needs room above the other arm; no worse needs a task that is hard for standard
+        baseline = other if p.kind == "more" else "standard"
+        full = judged(stress={one: 0.95, baseline: 0.95})
         assert full.verdict is I
-        assert f"room FAILED: 1 - accuracy: {other}" in str(full.failed[0])
+        assert f"room FAILED: 1 - accuracy: {baseline}" in str(full.failed[0])
 
 
 def test_one_unlearned_control_does_not_void_the_others(measured):
@@ -377,7 +379,7 @@ def test_an_arm_that_did_not_learn_voids_what_is_said_about_it(number, measured)
 def test_without_attention_noise_tests_of_noise_do_not_speak(number, noise, measured):
     result = measured(number, World(noise=noise))
     gated = [any(g.kind == "noise" for g in p.gates) for p in result.predictions]
-    assert any(gated) == (number in (1, 5, 7))
+    assert any(gated) == (number in (1, 5, 7, 15))
     for judgement, is_gated in zip(result.judgements(), gated, strict=True):
         assert (judgement.verdict is I) == is_gated
         if is_gated:
