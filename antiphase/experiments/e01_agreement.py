@@ -9,6 +9,7 @@ from antiphase.analysis.capture import LayerMaps
 from antiphase.analysis.ground_truth import GroundTruth
 from antiphase.analysis.metrics.cancellation import (
     correlation,
+    correlation_over_sequences,
     disagreement,
     divergence,
     from_another_example,
@@ -27,7 +28,7 @@ from antiphase.experiments.experiment import (
     interval_row,
 )
 from antiphase.experiments.model_measurements import Numbers, in_layer, in_retrieval_heads
-from antiphase.experiments.trained_models import TrainedModel, TrainedModels
+from antiphase.experiments.trained_models import Measure, TrainedModel, TrainedModels
 from antiphase.experiments.verdicts import Effect, Prediction, learned, noise
 
 Metric = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -38,9 +39,9 @@ NULLS: dict[str, Callable[[Tensor], Tensor]] = {
     OTHER_EXAMPLE: from_another_example,
 }
 CORRELATION = "corr(log A1, log A2) on I"
-ABOVE_HEAD = Effect(CORRELATION, V1.name, versus=OTHER_HEAD)
-ABOVE_EXAMPLE = Effect(CORRELATION, V1.name, versus=OTHER_EXAMPLE)
-NOISE_OVER_SIGNAL = Effect(f"{CORRELATION} minus on R", V1.name)
+ABOVE_HEAD = Effect(CORRELATION, V1.name, versus=f"its null ({OTHER_HEAD})")
+ABOVE_EXAMPLE = Effect(CORRELATION, V1.name, versus=f"its null ({OTHER_EXAMPLE})")
+NOISE_OVER_SIGNAL = Effect("corr(log A1, log A2) over sequences, on I minus on R", V1.name)
 GATES = (learned(V1.name), noise(STRESS.name))
 
 
@@ -80,14 +81,20 @@ def above_null(model: TrainedModel, null: str = OTHER_HEAD, step: int | None = N
 
 
 def noise_over_signal(model: TrainedModel) -> Numbers:
-    """Return the correlation on I minus that on R, by example."""
-    return agreement(model, "irrelevant") - agreement(model, "relevant")
+    """Return the correlation on I minus that on R, over all sequences together.
+
+    A row has two positions in R, too few for a correlation within the row.
+    """
+    on_noise, on_signal = (
+        agreement(model, kind, correlation_over_sequences) for kind in ("irrelevant", "relevant")
+    )
+    return on_noise - on_signal
 
 
 class AgreementTest(Experiment):
     """Agreement of the maps of retrieval heads on I against R, beside two nulls."""
 
-    version = 3
+    version = 4
     arms = (STANDARD, V1, V2)
     predictions = (
         Prediction(
@@ -134,7 +141,7 @@ class AgreementTest(Experiment):
         }
         effects |= learned_effects(models, (V1,)) | noise_effect(models, STANDARD)
         metrics: dict[str, Metric] = {
-            "correlation of logs": correlation,
+            "correlation of logs over sequences": correlation_over_sequences,
             "disagreement": disagreement,
             "Jensen-Shannon, bits": divergence,
         }
@@ -162,16 +169,23 @@ class AgreementTest(Experiment):
             ),
             _by_layer(models),
         ]
+        metric = correlation_over_sequences
         series = {
             f"{arm.name} on {'I' if kind == 'irrelevant' else 'R'}": [
-                (step, seed_interval(models.values(arm, partial(agreement, kind=kind, step=step))))
+                (step, seed_interval(models.values(arm, _at(kind, metric, step))))
                 for step in models.milestones(arm)
             ]
             for arm in pairs
             for kind in ("irrelevant", "relevant")
         }
-        chart = Chart("Correlation of the maps over training", "step", "correlation", series)
+        chart = Chart(
+            "Correlation of log A1 and log A2 over training", "step", "correlation", series
+        )
         return Measurement(effects, tables, [chart])
+
+
+def _at(kind: str, metric: Metric, step: int) -> Measure:
+    return partial(agreement, kind=kind, metric=metric, step=step)
 
 
 def _by_layer(models: TrainedModels) -> Table:
@@ -189,4 +203,4 @@ def _by_layer(models: TrainedModels) -> Table:
             retrieving = sum(values is not None for values in found)
             rows.append([f"{arm.name}, layer {layer}", f"{retrieving} of {len(found)}", *cells])
     columns = ["", "seeds with retrieval heads", "same head", OTHER_HEAD, OTHER_EXAMPLE]
-    return Table("Correlation on I by layer", columns, rows)
+    return Table("Correlation of logs within rows, on I, by layer", columns, rows)

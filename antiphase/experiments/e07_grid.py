@@ -98,6 +98,7 @@ class GridTest(Experiment):
                     ]
                     for n in LENGTHS
                 ],
+                "nats, mean over seeds",
             )
             for arm in (V1, V2)
         ]

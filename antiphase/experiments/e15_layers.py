@@ -18,7 +18,7 @@ from antiphase.experiments.model_measurements import (
     maps_on_task,
 )
 from antiphase.experiments.trained_models import TrainedModel, TrainedModels
-from antiphase.experiments.verdicts import Effect, Prediction, learned, noise
+from antiphase.experiments.verdicts import Effect, Prediction, learned, manipulation, noise
 
 OTHER_EXAMPLE = "that of another example"
 EDITS = {
@@ -70,7 +70,7 @@ def cosine_with_residual(model: TrainedModel, layer: int) -> Numbers:
 class LayersTest(Experiment):
     """The answer's logit without each layer's noise map, and with another example's."""
 
-    version = 2
+    version = 3
     arms = (STANDARD, V1, V2)
     predictions = (
         Prediction(
@@ -96,7 +96,7 @@ class LayersTest(Experiment):
             "same",
             SIZE,
             "any second map does",
-            GATES,
+            (*GATES, manipulation(KNOCKED_OUT, SIZE)),  # else A2 does nothing, and says nothing
             primary=True,
         ),
         Prediction(
@@ -127,7 +127,7 @@ class LayersTest(Experiment):
         chart = Chart(
             "Drop of the answer's logit without a layer's noise map",
             "layer",
-            "logit",
+            "drop of the answer's logit",
             {n: [(i, seed_interval(v)) for i, v in enumerate(by)] for n, by in by_layer.items()},
             "bars",
         )
@@ -144,5 +144,7 @@ class LayersTest(Experiment):
             drop = [models.values(arm, partial(retrieval_logit_drop, edit=edit)) for edit in EDITS]
             rows.append([*interval_row(f"{arm.name}, retrieval heads", *drop), ""])
         columns = ["", *EDITS, "cosine of the noise term with the residual stream"]
-        table = Table(f"Drop of the answer's logit when A2 is, {STRESS.name}", columns, rows)
+        table = Table(
+            f"Drop of the answer's logit by what A2 is replaced ({STRESS.name})", columns, rows
+        )
         return Measurement(effects, [table], [chart])

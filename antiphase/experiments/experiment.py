@@ -45,6 +45,7 @@ class Heatmap:
     columns: list[str]
     rows: list[str]
     values: list[list[float]]
+    unit: str = ""
 
 
 Figure = Chart | Heatmap

@@ -274,3 +274,21 @@ def test_lanczos_finds_the_extremes():
     top, bottom = dynamics.lanczos(lambda v: H @ v, 40, 40, 0, H)
     assert top == pytest.approx(7, rel=1e-6)
     assert bottom == pytest.approx(-3, rel=1e-6)
+
+
+def test_a_correlation_over_sequences_is_defined_where_a_row_has_two_positions():
+    g = torch.Generator().manual_seed(0)
+    B, h, n, T = 64, 3, 1, 20
+    where = torch.zeros(B, n, T, dtype=torch.bool)
+    where[..., 4:6] = True  # two positions per row: within a row, any correlation is 1 or -1
+    common, own = torch.randn(2, B, h, n, T, generator=g)
+    for share, expected in ((1.0, 1.0), (0.0, 0.0)):
+        A1 = common.exp()
+        A2 = (share * common + (1 - share) * own).exp()
+        found = cancellation.correlation_over_sequences(A1, A2, where)
+        assert found.shape == (B, h)
+        assert found[0].numpy() == pytest.approx(expected, abs=0.25)
+        assert (found == found[:1]).all()
+        assert cancellation.correlation(A1, A2, where).abs().numpy() == pytest.approx(1.0)
+    nowhere = torch.zeros_like(where)
+    assert cancellation.correlation_over_sequences(A1, A2, nowhere).isnan().all()

@@ -325,13 +325,13 @@ def test_agreement(retrieving, elsewhere, expected, measured):
 @pytest.mark.parametrize(
     ("retrieving", "elsewhere", "expected"),
     [
-        ("common", "plain", {"cancelling": S, "sparsity": S, "unchaining": R}),
-        ("sharp", "plain", {"cancelling": R, "sparsity": S, "unchaining": R}),
-        ("own", "plain", {"cancelling": R, "unchaining": S}),
-        ("plain", "plain", {"cancelling": R, "sparsity": R, "unchaining": R}),
-        ("plain", "common", {"cancelling": R, "sparsity": R, "unchaining": R}),
-        ("plain", "sharp", {"cancelling": R, "sparsity": R, "unchaining": R}),
-        ("plain", "own", {"cancelling": R, "sparsity": R, "unchaining": R}),
+        ("common", "plain", {"cancelling": S, "sparsity": S}),
+        ("sharp", "plain", {"cancelling": R, "sparsity": S}),
+        ("own", "plain", {"cancelling": R}),
+        ("plain", "plain", {"cancelling": R, "sparsity": R}),
+        ("plain", "common", {"cancelling": R, "sparsity": R}),
+        ("plain", "sharp", {"cancelling": R, "sparsity": R}),
+        ("plain", "own", {"cancelling": R, "sparsity": R}),
     ],
 )
 def test_sparsity(retrieving, elsewhere, expected, measured):
@@ -341,16 +341,20 @@ def test_sparsity(retrieving, elsewhere, expected, measured):
 
 NOTHING = [0.0] * H
 OTHER = e15_layers.OTHER_EXAMPLE
+OUT = {"knocked out": [NOTHING, [1.0, 1.0, 0, 0]]}  # A2 matters in the heads that retrieve
 
 
 @pytest.mark.parametrize(
     ("drop", "expected"),
     [
-        ({OTHER: [NOTHING, [1.0, 1.0, 0, 0]]}, {"cancelling": S, "sparsity": R}),
-        ({}, {"cancelling": R, "sparsity": S, "unchaining": R}),
-        ({OTHER: [NOTHING, [-1.0, -1.0, 0, 0]]}, {"cancelling": R, "sparsity": R}),
+        ({OTHER: [NOTHING, [1.0, 1.0, 0, 0]], **OUT}, {"cancelling": S, "sparsity": R}),
+        (OUT, {"cancelling": R, "sparsity": S, "unchaining": S}),
+        ({OTHER: [NOTHING, [-1.0, -1.0, 0, 0]], **OUT}, {"cancelling": R, "sparsity": R}),
         # in heads and layers that do not retrieve
-        ({OTHER: [[9.0] * H, [0, 0, 9.0, 9.0]]}, {"cancelling": R, "sparsity": S}),
+        ({OTHER: [[9.0] * H, [0, 0, 9.0, 9.0]], **OUT}, {"cancelling": R, "sparsity": S}),
+        # where A2 does nothing, that another A2 changes nothing says nothing
+        ({}, {"cancelling": R, "sparsity": I, "unchaining": R}),
+        ({"knocked out": [[9.0] * H, [0, 0, 9.0, 9.0]]}, {"cancelling": R, "sparsity": I}),
         # all heads of the last layer against those of the first
         ({"knocked out": [NOTHING, [1.0] * H]}, {"cancelling": R, "unchaining": S}),
         ({"knocked out": [[1.0] * H, NOTHING]}, {"unchaining": R}),

@@ -56,6 +56,32 @@ def correlation(signal: Tensor, noise: Tensor, where: Tensor) -> Tensor:
     return (xy / (xx * yy).sqrt().clamp_min(TINY)).masked_fill(~defined, torch.nan)
 
 
+def correlation_over_sequences(signal: Tensor, noise: Tensor, where: Tensor) -> Tensor:
+    """Return Pearson's correlation of log A1 and log A2 at `where`, over all sequences together.
+
+    For positions of which a row has too few for a correlation of its own, such as R: with two
+    positions it would be 1 or -1.
+
+    Args:
+        signal: A1, [B, h, n, T].
+        noise: A2, [B, h, n, T].
+        where: mask of key positions, [B, n, T].
+
+    Returns:
+        One correlation per head, repeated for every sequence, [B, h]; NaN with fewer than three
+        positions in all.
+    """
+    B, h = signal.shape[:2]
+    found = []
+    for head in range(h):
+        x, y = (A[:, head][where].double().clamp_min(TINY).log() for A in (signal, noise))
+        enough = x.numel() >= 3
+        found.append(
+            torch.corrcoef(torch.stack([x, y]))[0, 1] if enough else x.new_tensor(torch.nan)
+        )
+    return torch.stack(found).expand(B, h)
+
+
 def disagreement(signal: Tensor, noise: Tensor, where: Tensor) -> Tensor:
     """Return the mean of |A1 - A2| / (A1 + A2) at `where`, [B, h]: 0 equal, 1 no overlap."""
     A1, A2 = signal.double(), noise.double()

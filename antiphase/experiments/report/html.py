@@ -81,7 +81,7 @@ def write_html(study: Study, path: Path, published: Study | None = None) -> None
 
     beside = ABSENT if published is None else f"Published study. {status_line(published)}"
     body = [
-        "<h1>Why differential attention works</h1>",
+        "<h1>Does differential attention cancel noise?</h1>",
         f"<p class=status>{escape(status_line(study))}</p>",
         "<p>Three readings of why it works, each with predictions that could fail:</p><ul>",
         *(f"<li><b>{name}</b>: {escape(says)}</li>" for name, says in READINGS.items()),
@@ -99,7 +99,7 @@ def write_html(study: Study, path: Path, published: Study | None = None) -> None
     ]
     if study.claims:
         body += [
-            "<h2>Beside published numbers</h2>",
+            "<h2>Compared with published numbers</h2>",
             f"<p class=why>{escape(claim_note(study))}</p>",
             _table(CLAIM_COLUMNS, claim_rows(study), cards=True),
         ]

@@ -46,7 +46,7 @@ def as_markdown(study: Study, published: Study | None = None) -> str:
         published: the published study, to stand beside.
     """
     parts = [
-        "# The lab: why differential attention works\n",
+        "# The lab: does differential attention cancel noise?\n",
         f"{status_line(study)}\n",
         *(f"- **{name}**: {says}" for name, says in READINGS.items()),
     ]
@@ -68,7 +68,7 @@ def as_markdown(study: Study, published: Study | None = None) -> str:
         parts += [_table(table) for table in study.training]
     if study.claims:
         parts += [
-            "\n## Beside published numbers\n",
+            "\n## Compared with published numbers\n",
             f"{claim_note(study)}\n",
             markdown_table(CLAIM_COLUMNS, claim_rows(study)),
         ]

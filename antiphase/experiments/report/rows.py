@@ -24,11 +24,18 @@ from antiphase.experiments.verdicts import (
 )
 
 DAGGER = "†"
-FOOTNOTE = f"{DAGGER} the test has a note that a reader of its verdict must know"
+FOOTNOTE = f"{DAGGER} see the note at the test"
 
 NAME_WIDTH = 18  # of a test's name in a terminal of 80 columns
 
-GATE_COLUMNS = ["gate", "what is measured", "passes if", "measured", "outcome", "of predictions"]
+GATE_COLUMNS = [
+    "gate",
+    "what is measured",
+    "passes if",
+    "measured",
+    "outcome",
+    "applies to predictions",
+]
 ARM_COLUMNS = ["arm", "recipe"]
 CLAIM_COLUMNS = ["", "published", "standard, here", "V1, here"]
 OTHER_COLUMNS = ["also measured", ""]

@@ -87,7 +87,8 @@ def _series(axis: Any, chart: Chart) -> None:
 def _heatmap(axis: Any, heatmap: Heatmap) -> None:
     most = max((abs(v) for row in heatmap.values for v in row), default=1.0) or 1.0
     limits = {"cmap": diverging_colormap(), "vmin": -most, "vmax": most}
-    axis.imshow(heatmap.values, aspect="auto", origin="lower", **limits)
+    image = axis.imshow(heatmap.values, aspect="auto", origin="lower", **limits)
+    axis.figure.colorbar(image, ax=axis, label=heatmap.unit)
     axis.set_xticks(range(len(heatmap.columns)), heatmap.columns)
     axis.set_yticks(range(len(heatmap.rows)), heatmap.rows)
     for i, row in enumerate(heatmap.values):

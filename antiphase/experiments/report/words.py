@@ -58,17 +58,18 @@ WORDS: dict[str, str] = {
     "gates": (
         "must hold before a prediction is judged, in the mean over all seeds. Learned: "
         f"accuracy as trained at least {LEARNED:g}. Room: the baseline leaves twice the size "
-        f"that counts. Noise: standard's retrieval heads put {NOISE_RANGE[0]:g} to "
-        f"{NOISE_RANGE[1]:g} of their mass on I. Manipulation: a change took hold"
+        "that counts (for no worse: standard attention does). Noise: standard's retrieval heads "
+        f"put {NOISE_RANGE[0]:g} to {NOISE_RANGE[1]:g} of their mass on I. "
+        "Manipulation: a change took hold"
     ),
     "verdicts": (
         "supported, refuted or undecided by the interval; invalid if a gate failed, so the "
-        f"test cannot speak; none below {MIN_SEEDS} seeds. A test's verdict on a reading is "
+        f"test is inconclusive; none below {MIN_SEEDS} seeds. A test's verdict on a reading is "
         "that on the reading's primary prediction"
     ),
     "p, Holm": (
         "one-sided p of a prediction; it survives if, adjusted by Holm's method for all "
-        f"primary predictions of the study, it is below {LEVEL:g}"
+        f"primary predictions that have a verdict, it is below {LEVEL:g}"
     ),
 }
 
