@@ -58,7 +58,8 @@ class CapturedMaps:
         layers: the maps of each layer.
         rows: [B, n], the rows that were captured.
         logits: [B, n, vocabulary size], the model's logits at those rows.
-        hidden: hidden states [B, T, D] before the first layer and after each; with `hidden=True`.
+        hidden: hidden states [B, T, D] before the first layer and after each, as transformers gives
+            them: the last is the output of the final norm; with `hidden=True`.
     """
 
     layers: list[LayerMaps]

@@ -94,7 +94,7 @@ def noise_over_signal(model: TrainedModel) -> Numbers:
 class AgreementTest(Experiment):
     """Agreement of the maps of retrieval heads on I against R, beside two nulls."""
 
-    version = 4
+    version = 5
     arms = (STANDARD, V1, V2)
     predictions = (
         Prediction(

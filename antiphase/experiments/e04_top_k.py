@@ -9,7 +9,7 @@ from antiphase.experiments.trained_models import TrainedModels
 class TopKTest(Experiment):
     """Top-k attention against V1; k is chosen in tuning."""
 
-    version = 4
+    version = 5
     arms = (STANDARD, V1, TOP_K)
     predictions = (
         contest("sparsity", TOP_K, V1, "no worse", "any sparse attention would do", primary=True),

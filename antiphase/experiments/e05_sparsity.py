@@ -76,7 +76,7 @@ class SparsityTest(Experiment):
     That weights are negative follows from the subtraction and predicts nothing; it is reported.
     """
 
-    version = 5
+    version = 6
     arms = (STANDARD, V1, V2)
     predictions = (
         Prediction("sparsity", GINI, "more", 0.05, "sparser rows", BOTH, primary=True),

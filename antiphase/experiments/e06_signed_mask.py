@@ -30,7 +30,7 @@ PAIRS = (
 class SignedMaskTest(Experiment):
     """Signed mask, rectified, simplex and foreign noise."""
 
-    version = 4
+    version = 5
     arms = (STANDARD, V1, V1_NO_NORM, SIGNED_MASK, RECTIFIED, SIMPLEX, FOREIGN_NOISE)
     predictions = (
         contest(

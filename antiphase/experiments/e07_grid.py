@@ -32,7 +32,7 @@ GATES = (learned(V1.name), learned(STANDARD.name), room(LOSS, SIZE), noise(STRES
 class GridTest(Experiment):
     """Length x noise: how much lower the loss is than standard's in each cell."""
 
-    version = 3
+    version = 4
     arms = (STANDARD, V1, V2)
     predictions = (
         Prediction(

@@ -19,7 +19,7 @@ CELLS = (STANDARD, STANDARD_NORM, V1_NO_NORM, V1)
 class NormTest(Experiment):
     """Standard and V1, each with and without the head norm."""
 
-    version = 4
+    version = 5
     arms = CELLS
     predictions = (
         Prediction(

@@ -9,7 +9,7 @@ from antiphase.experiments.trained_models import TrainedModels
 class GatingTest(Experiment):
     """Standard attention with one gate per head."""
 
-    version = 4
+    version = 5
     arms = (STANDARD, V1, V2, GATED)
     predictions = (
         contest(

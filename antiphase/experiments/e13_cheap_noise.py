@@ -48,7 +48,7 @@ def map_rank(model: TrainedModel, which: str, metric: str = "effective rank") ->
 class CheapNoiseTest(Experiment):
     """Low-rank noise against V1, and the rank of V1's own noise maps."""
 
-    version = 6
+    version = 7
     arms = (STANDARD, V1, LOW_RANK_NOISE)
     predictions = (
         contest(

@@ -50,13 +50,13 @@ def logit_drop(model: TrainedModel, layer: int, edit: str = "knocked out") -> Nu
 def retrieval_logit_drop(model: TrainedModel, edit: str) -> Numbers:
     """Return how far the answer's logit falls when the noise maps of retrieval heads are edited.
 
-    One head at a time; the sum over them, by example. Other heads do not count.
+    All of a layer together; the sum over layers, by example. Other heads do not count.
     """
     maps, net = maps_on_task(model), model.load()
     drops = [
-        flow.logit_change(net, maps.ids, maps.truth, EDITS[edit], layer, int(head)).mean(1).numpy()
+        flow.logit_change(net, maps.ids, maps.truth, EDITS[edit], layer, chosen).mean(1).numpy()
         for layer, chosen in enumerate(heads_that_retrieve(model).layers)
-        for head in chosen.nonzero()[:, 0]
+        if bool(chosen.any())
     ]
     return np.sum(drops, axis=0)
 
@@ -70,7 +70,7 @@ def cosine_with_residual(model: TrainedModel, layer: int) -> Numbers:
 class LayersTest(Experiment):
     """The answer's logit without each layer's noise map, and with another example's."""
 
-    version = 3
+    version = 4
     arms = (STANDARD, V1, V2)
     predictions = (
         Prediction(

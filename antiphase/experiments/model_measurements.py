@@ -20,6 +20,7 @@ from antiphase.analysis.metrics.allocation import allocation
 from antiphase.analysis.retrieval_heads import RetrievalHeads, retrieval_heads
 from antiphase.experiments.conditions import AS_TRAINED, STRESS, Condition
 from antiphase.experiments.trained_models import TrainedModel
+from antiphase.tasks.base import IGNORED, as_tensors
 
 EXAMPLES = 256  # for answers
 SEQUENCES = 48  # for maps
@@ -63,8 +64,28 @@ def _answers(model: TrainedModel, condition: Condition, size: int) -> Answers:
 
 
 def accuracy(model: TrainedModel, condition: Condition = STRESS) -> Numbers:
-    """Return 1 or 0 per sequence: whether the last answer is correct."""
+    """Return the fraction of questions that are answered correctly, by sequence.
+
+    As trained, a sequence has many questions, as in training; in other conditions it has one.
+    """
+    if condition == AS_TRAINED:
+        return _accuracy_as_trained(model, EXAMPLES)
     return answers(model, condition).correct
+
+
+@lru_cache(maxsize=1024)
+def _accuracy_as_trained(model: TrainedModel, size: int) -> Numbers:
+    data = model.held_out(size)
+    net = model.load()
+    found = []
+    with torch.no_grad():
+        for start in range(0, size, BATCH):
+            batch = as_tensors(data.examples(range(start, min(size, start + BATCH))))
+            labels = batch["labels"][:, 1:]
+            predicted = net(batch["input_ids"], use_cache=False).logits[:, :-1].argmax(-1)
+            asked = labels != IGNORED
+            found.append(((predicted == labels) & asked).sum(1) / asked.sum(1))
+    return torch.cat(found).double().numpy()
 
 
 def answer_loss(model: TrainedModel, condition: Condition = STRESS) -> Numbers:

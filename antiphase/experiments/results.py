@@ -131,17 +131,24 @@ class Study:
     def adjusted_p(self) -> dict[tuple[int, str], float]:
         """Return the p of every primary prediction with a verdict, adjusted by Holm's method.
 
+        The family is all primary predictions that were run: an invalid one counts with p = 1.
+
         Returns:
             By number of the test and reading. Tests that were not run, are invalid or have too few
-            seeds have no p and do not count.
+            seeds have no p.
         """
-        found = {
-            (result.number, reading): judgement.p
+        judged = {
+            (result.number, reading): judgement
             for result in self.results
             for reading, judgement in result.primary().items()
+            if judgement.p is not None or judgement.verdict is Verdict.INVALID
+        }
+        adjusted = holm([1.0 if j.p is None else j.p for j in judged.values()])
+        return {
+            key: p
+            for (key, judgement), p in zip(judged.items(), adjusted, strict=True)
             if judgement.p is not None
         }
-        return dict(zip(found, holm(list(found.values())), strict=True))
 
     def save(self, folder: Path) -> None:
         """Write everything to the folder's results.json."""

@@ -54,6 +54,7 @@ from antiphase.training.checkpoints import write_atomic
 from antiphase.training.components import dataset, model_config
 from antiphase.training.provenance import environment
 
+MEASURES = "version 2"  # of the claims and of the example of attention; raised by hand
 Runs = dict[str, list[TrainingRun]]
 """The runs of each arm, by its name, one per seed."""
 
@@ -351,7 +352,7 @@ def _claims(
         if kept is None:
             return [], []
     else:
-        keys = [run.key for arm in (STANDARD, V1) for run in runs[arm.name]]
+        keys = [MEASURES, *(run.key for arm in (STANDARD, V1) for run in runs[arm.name])]
         if kept is None or kept["keys"] != keys:
             found = [asdict(claim) for claim in published_claims(models)]
             kept = {"keys": keys, "seeds": list(plan.seeds), "claims": found}
@@ -364,7 +365,7 @@ def _attention(models: TrainedModels, runs: Runs, folder: Path) -> AttentionExam
     """Return where attention goes on one sequence; an earlier example is kept without V1."""
     path = folder / "measured" / "attention.json"
     kept = read_json(path)
-    keys = [runs[arm.name][0].key for arm in ROW_ARMS if arm in models]
+    keys = [MEASURES, *(runs[arm.name][0].key for arm in ROW_ARMS if arm in models)]
     both = STANDARD in models and V1 in models
     if kept is None or (both and kept["keys"] != keys):
         found = attention_example(models)

@@ -148,11 +148,11 @@ def maps(world: World, model: TrainedModel, split: str) -> MapsOnTask:
 
 
 def logit_change(
-    net: Any, ids: Tensor, known: GroundTruth, edit: Any, layer: int, head: int | None = None
+    net: Any, ids: Tensor, known: GroundTruth, edit: Any, layer: int, heads: Tensor | None = None
 ) -> Tensor:
     name = next(name for name, known_edit in e15_layers.EDITS.items() if known_edit is edit)
     drops = np.array(net.world.drop.get(name, np.zeros((LAYERS, H))))[layer]
-    fall = drops.sum() if head is None else drops[head]
+    fall = drops.sum() if heads is None else drops[heads.numpy()].sum()
     return torch.full((B, 1), float(fall)) + 0.02 * generator(net.model.run.key, layer).normal()
 
 
@@ -170,6 +170,9 @@ def measured(monkeypatch) -> Callable[[int, World], Result]:
         planted_maps = cache(lambda model, split: maps(world, model, split))
         patches = {
             (model_measurements, "_answers"): lambda model, c, size: answers(world, model, c),
+            (model_measurements, "_accuracy_as_trained"): lambda model, size: (
+                answers(world, model, AS_TRAINED).correct
+            ),
             (model_measurements, "_maps_on_task"): lambda model, c, step, split, n: planted_maps(
                 model, split
             ),

@@ -102,14 +102,14 @@ def test_a_best_point_at_the_edge_extends_the_grid(tmp_path):
 
 
 def test_an_option_is_chosen_at_the_centre(tmp_path):
-    wanted = {2: 0.9, 4: 0.2, 8: 0.5}
+    wanted = {4: 0.2, 8: 0.5, 16: 0.9, 32: 0.9}
     engine = FakeEngine(loss=lambda r: wanted.get(r.attention_options.get("k"), 1.0))
     standard, top_k = tuned(tmp_path, engine, STANDARD, TOP_K, extensions=0)
     assert (standard.options, top_k.options) == ({}, {"k": 4})
     runs = [r.recipe for r in engine.trained if r.recipe.attention == "top_k"]
     away = [r for r in runs if r.attention_options["k"] != 4]
-    assert [(r.lr, r.model["branch_scale"]) for r in away] == [(1e-3, 1.0)] * 2
-    assert len(runs) == 9 + 2  # the centre is not trained again
+    assert [(r.lr, r.model["branch_scale"]) for r in away] == [(1e-3, 1.0)] * 3
+    assert len(runs) == 9 + 3  # the centre is not trained again
     assert str(Grid().settings(top_k.best, top_k.options)).endswith("k=4")
 
 
@@ -121,9 +121,9 @@ def test_a_run_that_diverged_has_an_infinite_loss(tmp_path):
     assert found.losses[1, 0] == math.inf
     assert found.best == (0, 0)
     # an option whose run diverged is not chosen
-    options = FakeEngine(loss=lambda r: math.inf if r.attention_options["k"] > 2 else 1.0)
+    options = FakeEngine(loss=lambda r: math.inf if r.attention_options["k"] > 4 else 1.0)
     (top_k,) = tuned(tmp_path, options, TOP_K, extensions=0)
-    assert top_k.options == {"k": 2}
+    assert top_k.options == {"k": 4}
 
 
 def test_nothing_is_trained_twice(tmp_path):

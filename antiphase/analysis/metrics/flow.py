@@ -35,14 +35,16 @@ def running_mean(noise: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def edited(model: AntiphaseForCausalLM, edit: Edit, layer: int, head: int | None) -> Iterator[None]:
-    """Replace the noise map of a layer, or of one of its heads, while the context is open.
+def edited(
+    model: AntiphaseForCausalLM, edit: Edit, layer: int, head: int | Tensor | None
+) -> Iterator[None]:
+    """Replace the noise map of a layer, or of some of its heads, while the context is open.
 
     Args:
         model: one of our models, with two maps per head in that layer.
         edit: from the layer's noise map to its replacement.
         layer: index of the layer.
-        head: index of the head; None for all heads of the layer.
+        head: index of the head, or a boolean mask of heads [h]; None for all heads of the layer.
 
     Raises:
         ValueError: the layer has no noise map (during the forward pass).
@@ -55,7 +57,8 @@ def edited(model: AntiphaseForCausalLM, edit: Edit, layer: int, head: int | None
             raise ValueError(f"flow: {target.name} has one map per head, no noise map to replace")
         A2 = edit(maps["noise"])
         if head is not None:
-            chosen = torch.arange(A2.shape[1], device=A2.device) == head
+            chosen = torch.arange(A2.shape[1]) == head if isinstance(head, int) else head
+            chosen = chosen.to(A2.device)
             A2 = torch.where(chosen[None, :, None, None], A2, maps["noise"])
         A = target.applied_map(maps["signal"] - maps["lam"] * A2)
         v = repeat_heads(heads.v, A.shape[1])
@@ -75,7 +78,7 @@ def logit_change(
     truth: GroundTruth,
     edit: Edit = knocked_out,
     layer: int = 0,
-    head: int | None = None,
+    head: int | Tensor | None = None,
 ) -> Tensor:
     """Return how far the answer's logit falls with an edit; above 0, the noise map helped.
 
@@ -87,7 +90,7 @@ def logit_change(
         truth: the rows that predict answers.
         edit: replacement of the noise map; default: knockout.
         layer: index of the layer.
-        head: index of the head; None for all heads of the layer.
+        head: index of the head, or a boolean mask of heads [h]; None for all heads of the layer.
 
     Returns:
         Logit before minus logit after, per answer, [B, n].

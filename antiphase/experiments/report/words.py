@@ -69,7 +69,7 @@ WORDS: dict[str, str] = {
     ),
     "p, Holm": (
         "one-sided p of a prediction; it survives if, adjusted by Holm's method for all "
-        f"primary predictions that have a verdict, it is below {LEVEL:g}"
+        f"primary predictions that were run, it is below {LEVEL:g}"
     ),
 }
 
