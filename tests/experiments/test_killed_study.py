@@ -11,7 +11,7 @@ import pytest
 from tests.experiments import killed_study
 from tests.experiments.killed_study import MOMENTS, finished
 
-TUNING, TRAINING = 3 + 3 + 2, 2 * 2  # runs: two points of top-k are tried at the centre only
+TUNING, TRAINING = 3 + 3 + 3, 2 * 2  # runs: three values of k are tried at the centre only
 
 
 @pytest.fixture(scope="module")
