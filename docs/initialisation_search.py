@@ -4,7 +4,7 @@
 
 "scaled" and "published" are the values of the config's `initialisation`; every other start changes
 one of the two by factors on some matrices, or by the gain of the head norm. Finished runs are kept
-in the output file; the same command goes on with the rest and prints the tables.
+in the output file; the same command resumes the search and prints the tables.
 """
 
 import argparse
