@@ -6,11 +6,12 @@
 // recomputes both maps from the saved row log-sum-exp and needs five products of the same kind.
 //
 // This file is the C interface that Python calls through ctypes. Reading order: vec.h, gemm.h,
-// packing.h, abi.h, parallel.h, then forward.h, backward.h and decode.h.
+// packing.h, abi.h, visible.h, scores.h, parallel.h, then forward.h, backward.h and decode.h.
 //
 // Names: scalar_t is the type of the tensors, operand_t that of the matrix operands, Gemm the
 // micro-kernel. A tile is Gemm::kTile keys. A packed operand is the right side of a product in its
-// micro-kernel's layout. Scores are in base 2: exp(scale s - m) is exp2(c s - m').
+// micro-kernel's layout. A score s is the product before `scale`: exp(scale (s - m)) is
+// exp2(c (s - m)) with c = scale log2(e).
 
 #include <chrono>
 #include <cstdio>

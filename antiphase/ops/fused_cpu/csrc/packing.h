@@ -95,15 +95,15 @@ void pack_keys(const scalar_t* rows, int64_t stride, int64_t n, int64_t padded, 
   }
 }
 
-// Pack rows[n][d] and their transpose [d][padded] as left operands.
+// Transpose rows[n][d] into to[d][stride] as a left operand, with zeros for the padded rows. The
+// scratch holds 2 * padded * d elements.
 template <class scalar_t, class operand_t>
-void pack_queries(const scalar_t* rows, int64_t stride, int64_t n, int64_t padded, int64_t d,
-                  operand_t* plain, operand_t* transposed, float* scratch) {
-  copy_rows(rows, stride, n, padded, d, plain);
-  float *wide = scratch, *wide_t = scratch + padded * d;
-  copy_rows(rows, stride, n, padded, d, wide);
-  transpose_words(wide, d, wide_t, padded, padded, d);
-  convert_row(wide_t, transposed, padded * d);
+void transpose_rows(const scalar_t* rows, int64_t row_stride, int64_t n, int64_t padded, int64_t d,
+                    operand_t* to, int64_t stride, float* scratch) {
+  float *wide = scratch, *transposed = scratch + padded * d;
+  copy_rows(rows, row_stride, n, padded, d, wide);
+  transpose_words(wide, d, transposed, padded, padded, d);
+  for (int64_t j = 0; j < d; j++) convert_row(transposed + j * padded, to + j * stride, padded);
 }
 
 }  // namespace antiphase

@@ -93,13 +93,13 @@ inline float max_lanes(const Vec& v) {
   return at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return at::vec::maximum(x, y); }, v);
 }
 
-// 2^x for x < 128; x is clamped to -126 from below, and NaN stays NaN. Adding 1.5 * 2^23 leaves the
-// integer part in the low bits; 2^fraction is a minimax polynomial with relative error 2e-7 (fp32
-// operands) or 7e-5 (16-bit operands, which round at 4e-3).
+// 2^x for x < 128; zero from x = -126.5 downwards, and NaN stays NaN. Adding 1.5 * 2^23 + 127 leaves
+// the biased exponent in the low bits; 2^fraction is a minimax polynomial with relative error 2e-7
+// (fp32 operands) or 7e-5 (16-bit operands, which round at 4e-3).
 template <class operand_t>
 ANTIPHASE_INLINE Vec exp2_fast(Vec x) {
-  const Vec magic(12582912.0f);
-  x = at::vec::clamp_min(x, Vec(-126.0f));
+  const Vec magic(12583039.0f);
+  x = at::vec::clamp_min(x, Vec(-127.0f));
   const Vec shifted = x + magic;
   const Vec r = x - (shifted - magic);
   Vec p;
@@ -114,14 +114,14 @@ ANTIPHASE_INLINE Vec exp2_fast(Vec x) {
     p = at::vec::fmadd(p, r, Vec(6.932609855e-01f));
     p = at::vec::fmadd(p, r, Vec(9.999280735e-01f));
   }
-  const Int exponent = at::vec::cast<int32_t>(shifted) << Int(23);
-  return at::vec::cast<float>(at::vec::cast<int32_t>(p) + exponent);
+  return p * at::vec::cast<float>(at::vec::cast<int32_t>(shifted) << Int(23));
 }
 
-// Keep the first `count` lanes, zero the rest.
-inline Vec first_lanes(const Vec& v, int64_t count) {
-  if (count >= VL) return v;
-  return count <= 0 ? Vec(0.0f) : Vec::set(Vec(0.0f), v, count);
+// Keep the lanes [from, to), zero the rest.
+inline Vec lanes_between(Vec v, int64_t from, int64_t to) {
+  if (to < VL) v = to <= 0 ? Vec(0.0f) : Vec::set(Vec(0.0f), v, to);
+  if (from > 0) v = from >= VL ? Vec(0.0f) : Vec::set(v, Vec(0.0f), from);
+  return v;
 }
 
 // The sum of squares of n elements.
@@ -138,47 +138,51 @@ inline float square_norm(const scalar_t* x, int64_t n) {
   return sum_lanes(sum) + rest;
 }
 
-// The largest of c * s[0..n).
-inline float row_max(const float* s, int64_t n, float c) {
+// The largest of s[from..to), -inf if there is none; NaN may or may not win.
+inline float row_max(const float* s, int64_t from, int64_t to) {
   Vec m0(-kInf), m1(-kInf);
-  int64_t i = 0;
-  for (; i + 2 * VL <= n; i += 2 * VL) {
+  int64_t i = from;
+  for (; i + 2 * VL <= to; i += 2 * VL) {
     m0 = at::vec::clamp_min(m0, Vec::loadu(s + i));
     m1 = at::vec::clamp_min(m1, Vec::loadu(s + i + VL));
   }
   float m = max_lanes(at::vec::clamp_min(m0, m1));
-  for (; i < n; i++) m = std::max(m, s[i]);
-  return m * c;
+  for (; i < to; i++) m = std::max(m, s[i]);
+  return m;
 }
 
-// e = 2^(c s - m) for the first n of `width` columns, zero in the others. Returns, per lane, the
-// sum of e, or of e y if weighted.
-template <bool kWeighted, class operand_t>
-ANTIPHASE_INLINE Vec row_exp2(const float* s, operand_t* e, int64_t n, int64_t width, float c,
-                              float m, const float* y = nullptr) {
-  const Vec vc(c), vm(-m);
-  Vec sum0(0.0f), sum1(0.0f);
-  auto add = [&](const Vec& a, const Vec& b, int64_t i) {
-    if constexpr (kWeighted) {
-      sum0 = at::vec::fmadd(a, Vec::loadu(y + i), sum0);
-      sum1 = at::vec::fmadd(b, Vec::loadu(y + i + VL), sum1);
-    } else {
-      sum0 = sum0 + a, sum1 = sum1 + b;
-    }
+// e = f(s) for the columns [from, to), zero in the others of `width`. f takes a vector and gives
+// one; add(a, b, i) sees the results of columns i.. in two vectors before they are stored.
+template <class operand_t, class F, class Add>
+ANTIPHASE_INLINE void map_row(const float* s, operand_t* e, int64_t from, int64_t to, int64_t width,
+                              const F& f, const Add& add) {
+  auto store = [&](const Vec& a, const Vec& b, int64_t i) {
+    add(a, b, i);
     store_map(e + i, a, b);
   };
+  auto edge = [&](int64_t i) {
+    store(lanes_between(f(Vec::loadu(s + i)), from - i, to - i),
+          lanes_between(f(Vec::loadu(s + i + VL)), from - i - VL, to - i - VL), i);
+  };
   int64_t i = 0;
-  for (; i + 2 * VL <= n; i += 2 * VL)
-    add(exp2_fast<operand_t>(at::vec::fmadd(Vec::loadu(s + i), vc, vm)),
-        exp2_fast<operand_t>(at::vec::fmadd(Vec::loadu(s + i + VL), vc, vm)), i);
-  if (i < n) {
-    add(first_lanes(exp2_fast<operand_t>(at::vec::fmadd(Vec::loadu(s + i), vc, vm)), n - i),
-        first_lanes(exp2_fast<operand_t>(at::vec::fmadd(Vec::loadu(s + i + VL), vc, vm)),
-                    n - i - VL),
-        i);
-    i += 2 * VL;
-  }
+  if (from >= to) from = to = 0;
+  for (; i + 2 * VL <= from; i += 2 * VL) store_map(e + i, Vec(0.0f), Vec(0.0f));
+  if (i < from) edge(i), i += 2 * VL;
+  for (; i + 2 * VL <= to; i += 2 * VL) store(f(Vec::loadu(s + i)), f(Vec::loadu(s + i + VL)), i);
+  if (i < to) edge(i), i += 2 * VL;
   for (; i < width; i += 2 * VL) store_map(e + i, Vec(0.0f), Vec(0.0f));
+}
+
+// e = 2^(c (s - m)) for the columns [from, to), zero in the others. Returns the sum of e per lane.
+// The difference is taken first: it is exact near the maximum, however large the scores are.
+template <class operand_t>
+ANTIPHASE_INLINE Vec row_exp2(const float* s, operand_t* e, int64_t from, int64_t to, int64_t width,
+                              float c, float m) {
+  const Vec vc(c), vm(m);
+  Vec sum0(0.0f), sum1(0.0f);
+  auto add = [&](const Vec& a, const Vec& b, int64_t) { sum0 = sum0 + a, sum1 = sum1 + b; };
+  map_row(s, e, from, to, width,
+          [&](const Vec& x) { return exp2_fast<operand_t>((x - vm) * vc); }, add);
   return sum0 + sum1;
 }
 
