@@ -8,6 +8,8 @@ from antiphase.ops.arguments import (
 )
 from antiphase.ops.cumulative import linear_attention, linear_map, prefix_attention, prefix_map
 from antiphase.ops.dispatch import Choice
+from antiphase.ops.documents import documents_from_cu_seqlens, documents_from_position_ids
+from antiphase.ops.dropout import dropout_mask
 from antiphase.ops.functional import (
     Maps,
     attention,
@@ -30,6 +32,9 @@ __all__ = [
     "backend_for",
     "causal_mask",
     "diff_attention",
+    "documents_from_cu_seqlens",
+    "documents_from_position_ids",
+    "dropout_mask",
     "linear_attention",
     "linear_map",
     "prefix_attention",

@@ -1,7 +1,8 @@
 """Validate and normalise the arguments that all backends take.
 
 Backends receive tensors whose shapes, dtypes and devices agree, `lam` as [B, H, Tq, 1] in the
-statistics' dtype, and `mask` as a 4-d tensor that broadcasts to [B, H, Tq, Tk].
+statistics' dtype, `mask` as a 4-d tensor that broadcasts to [B, H, Tq, Tk], and `documents` as a
+range of keys per query row.
 """
 
 import math
@@ -11,17 +12,29 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from antiphase.ops.documents import document_ranges
+from antiphase.ops.dropout import STEPS
+
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """The validated arguments of one call. With one map, `q2`, `k2` and `lam` are None."""
+    """The validated arguments of one call. With one map, `q2`, `k2` and `lam` are None.
+
+    With two maps that share their keys, `k2` is None, too. A query row i has the position
+    p = i + Tk - Tq among the keys. It attends to keys j with `mask`, and
+
+        max(first, p - window + 1) <= j < min(last, p + 1 if causal else Tk)
+        or, with `keep_first`, first <= j < min(first + keep_first, p + 1)
+
+    where (first, last) is the range of its document, (0, Tk) without documents.
+    """
 
     q1: Tensor  # [B, H, Tq, d]
     k1: Tensor  # [B, Hkv, Tk, d]
     q2: Tensor | None  # [B, Hn, Tq, d2]
-    k2: Tensor | None  # [B, Hkv_n, Tk, d2]
+    k2: Tensor | None  # [B, Hkv_n, Tk, d2]; None where k1 serves both maps
     v: Tensor  # [B, Hkv, Tk, dv]
     lam: Tensor | None  # [B, H, Tq, 1], statistics' dtype
     sink: Tensor | None  # [H], statistics' dtype
@@ -29,13 +42,19 @@ class Arguments:
     causal: bool
     scale1: float
     scale2: float
+    documents: Tensor | None = None  # [B, Tq, 2], int32: the row's document, first and past last
+    seed: Tensor | None = None  # [], int64, on the CPU; None without dropout
+    window: int = 0  # 0: none
+    keep_first: int = 0
+    dropout: float = 0.0  # 0: none; a multiple of 2^-24
+    softcap: float = 0.0  # 0: none
 
     @property
     def pairs(self) -> list[tuple[Tensor, Tensor, float]]:
         """Return (q, k, scale) of each map, the signal map first."""
         pairs = [(self.q1, self.k1, self.scale1)]
-        if self.q2 is not None and self.k2 is not None:
-            pairs.append((self.q2, self.k2, self.scale2))
+        if self.q2 is not None:
+            pairs.append((self.q2, self.k1 if self.k2 is None else self.k2, self.scale2))
         return pairs
 
 
@@ -86,14 +105,24 @@ def causal_mask(rows: int, keys: int, device: torch.device, first_row: int = 0) 
 
 
 def combined_mask(args: Arguments) -> Tensor | None:
-    """Return causality and `mask` as one boolean mask (True: attend), None if nothing is masked.
+    """Return all that hides keys as one boolean mask (True: attend), None if nothing does.
 
-    It broadcasts to [B, H, Tq, Tk]. An additive mask counts as masked where it is -inf.
+    Causality, window, documents and `mask`. It broadcasts to [B, H, Tq, Tk]. An additive mask
+    counts as masked where it is -inf.
     """
-    attend = None
-    if args.causal:
-        Tq, Tk = args.q1.shape[2], args.k1.shape[2]
-        attend = causal_mask(Tq, Tk, args.q1.device, Tk - Tq)
+    Tq, Tk, device = args.q1.shape[2], args.k1.shape[2], args.q1.device
+    attend = causal_mask(Tq, Tk, device, Tk - Tq) if args.causal else None
+    key = torch.arange(Tk, device=device)
+    first: Tensor | int = 0
+    if args.documents is not None:
+        first, last = args.documents[:, None, :, :, None].unbind(3)  # each [B, 1, Tq, 1]
+        own = (key >= first) & (key < last)
+        attend = own if attend is None else attend & own
+    if args.window:
+        assert attend is not None
+        row = torch.arange(Tq, device=device)[:, None] + Tk - Tq
+        near = key > row - args.window
+        attend = attend & (near | (key < first + args.keep_first) if args.keep_first else near)
     if args.mask is not None:
         given = args.mask if args.mask.dtype == torch.bool else args.mask != -torch.inf
         attend = given if attend is None else attend & given
@@ -112,10 +141,18 @@ def validate(
     causal: bool,
     scale: float | None,
     scale2: float | None,
+    *,
+    window: int | None = None,
+    keep_first: int = 0,
+    documents: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+    softcap: float | None = None,
 ) -> Arguments:
     """Validate the arguments of one call and bring them into the form that backends expect.
 
-    With a `lam` the call has two maps, without it one. Shapes are those of `Arguments`.
+    With a `lam` the call has two maps, without it one. Shapes are those of `Arguments`, but
+    `documents` holds the id of each key, [B, Tk] or [Tk]. Dropout needs a `seed`.
 
     Raises:
         ValueError: If shapes, dtypes or devices do not agree; it names the argument.
@@ -137,11 +174,13 @@ def validate(
         _expect("k2", k2, (B, "heads that divide q2's", Tk, d2), same_keys, k2.shape[3] == d2)
         _divides("k2", k2.shape[1], "q2", q2.shape[1])
     dtype = statistics_dtype(q1.dtype)
+    dropout = _check_dropout(dropout)
+    _check_window(window, keep_first, causal)
     return Arguments(
         q1=q1,
         k1=k1,
         q2=q2,
-        k2=k2,
+        k2=None if k2 is k1 else k2,
         v=v,
         lam=None if lam is None else _check_lam(lam, (B, H, Tq), q1.device, dtype),
         sink=None if sink is None else _check_sink(sink, H, q1.device, dtype),
@@ -149,6 +188,12 @@ def validate(
         causal=causal,
         scale1=_check_scale("scale", scale, d),
         scale2=_check_scale("scale2", scale2, d if q2 is None else q2.shape[3]),
+        documents=None if documents is None else _check_documents(documents, B, Tq, k1),
+        seed=_check_seed(seed) if dropout else None,
+        window=window or 0,
+        keep_first=keep_first,
+        dropout=dropout,
+        softcap=_check_softcap(softcap),
     )
 
 
@@ -240,3 +285,63 @@ def _check_scale(name: str, scale: float | None, width: int) -> float:
     if not scale > 0:
         raise ValueError(f"{name}: got {scale}, expected a positive number or None for width**-0.5")
     return float(scale)
+
+
+def _check_window(window: int | None, keep_first: int, causal: bool) -> None:
+    for name, value, least in (("window", window, 1), ("keep_first", keep_first, 0)):
+        integer = isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+        if value is not None and not (integer and value >= least):
+            raise ValueError(f"{name}: got {value}, expected an integer of at least {least}")
+    if window is not None and not causal:
+        raise ValueError(
+            f"window: got {window} with causal=False, but a window ends at the query; pass "
+            "causal=True, or the window as a mask"
+        )
+    if keep_first and window is None:
+        raise ValueError(
+            f"keep_first: got {keep_first} without a window, where no key is left out; "
+            "pass window= as well, or leave keep_first out"
+        )
+
+
+def _check_documents(documents: Tensor, B: int, Tq: int, k1: Tensor) -> Tensor:
+    Tk = k1.shape[2]
+    integer = isinstance(documents, Tensor) and documents.dtype in (torch.int64, torch.int32)
+    if not integer or documents.shape not in ((Tk,), (1, Tk), (B, Tk)):
+        got = (
+            f"{documents.dtype} of shape {tuple(documents.shape)}"
+            if isinstance(documents, Tensor)
+            else type(documents).__name__
+        )
+        raise ValueError(
+            f"documents: got {got}, expected the document id of every key: int64 or int32, "
+            f"[Tk] = [{Tk}] or [B, Tk] = {[B, Tk]}"
+        )
+    if documents.device != k1.device:
+        raise ValueError(f"documents: is on {documents.device}, expected q1's device {k1.device}")
+    return document_ranges(documents.reshape(-1, Tk), Tq).expand(B, Tq, 2)
+
+
+def _check_dropout(dropout: float) -> float:
+    """Return the probability as the multiple of 2^-24 that the masks have."""
+    if not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
+        raise ValueError(f"dropout: got {dropout}, expected a probability, 0 <= dropout < 1")
+    return min(round(dropout * STEPS), STEPS - 1) / STEPS
+
+
+def _check_seed(seed: Tensor | None) -> Tensor:
+    if not isinstance(seed, Tensor) or seed.dtype != torch.int64 or seed.dim() or not seed.is_cpu:
+        got = seed if not isinstance(seed, Tensor) else (seed.dtype, tuple(seed.shape), seed.device)
+        raise ValueError(
+            f"dropout_seed: got {got}, expected an int64 tensor of shape [] on the CPU, "
+            "torch.tensor(seed)"
+        )
+    return seed
+
+
+def _check_softcap(softcap: float | None) -> float:
+    if softcap is None:
+        return 0.0
+    if not 0 < softcap < math.inf:
+        raise ValueError(f"softcap: got {softcap}, expected a positive number, or None for no cap")
+    return float(softcap)

@@ -41,17 +41,22 @@ class Choice:
 
 def choose(args: Arguments, backend: str = AUTO) -> str:
     """Return the name of the backend that runs these arguments; raise if it cannot."""
-    if backend == AUTO:
-        fused = args.q1.device.type == "cpu" and not _flash_is_faster(args)
-        return "fused_cpu" if fused else "sdpa"
-    if backend not in BACKENDS:
+    cpu = args.q1.device.type == "cpu"
+    if backend not in (AUTO, *BACKENDS):
         raise ValueError(f"backend: got {backend!r}, allowed are {', '.join((AUTO, *BACKENDS))}")
-    if backend == "fused_cpu" and args.q1.device.type != "cpu":
+    if backend == "fused_cpu" and not cpu:
         raise ValueError(
             f"backend: 'fused_cpu' needs CPU tensors, q1 is on {args.q1.device}; "
             "use 'auto' or 'sdpa'"
         )
-    return backend
+    if backend in ("reference", "sdpa"):
+        return backend
+    if not cpu or fused_cpu.unsupported(args):
+        # SDPA has neither dropout with one mask for both maps nor a soft-cap, and on a CPU it would
+        # round masks and outputs in 16 bits.
+        exact = not cpu or args.q1.dtype in (torch.float32, torch.float64)
+        return "sdpa" if exact and not (args.dropout or args.softcap) else "reference"
+    return "sdpa" if backend == AUTO and _flash_is_faster(args) else "fused_cpu"
 
 
 def _flash_is_faster(args: Arguments) -> bool:
@@ -74,7 +79,7 @@ def explain(args: Arguments, backend: str = AUTO) -> Choice:
     name = choose(args, backend)
     reason = "requested" if backend != AUTO else f"auto chooses it on {args.q1.device.type}"
     if name != "fused_cpu":
-        if backend == AUTO and args.q1.device.type == "cpu":
+        if backend in (AUTO, "fused_cpu") and args.q1.device.type == "cpu":
             reason += f"; not the c++ level: {fused_cpu.unsupported_by_cpp(args)}"
         return Choice(name, None, reason)
     level, why = fused_cpu.choose_level(args)

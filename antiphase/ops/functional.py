@@ -5,6 +5,7 @@ Each function validates its arguments (`arguments.py`) and hands them to a backe
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from antiphase.ops import dispatch, reference
@@ -17,7 +18,7 @@ class Maps(NamedTuple):
 
     A1: Tensor  # signal map
     A2: Tensor  # noise map
-    A: Tensor  # their difference, applied to V
+    A: Tensor  # their difference after dropout, applied to V
 
 
 def diff_attention(
@@ -30,6 +31,12 @@ def diff_attention(
     *,
     causal: bool = False,
     mask: Tensor | None = None,
+    window: int | None = None,
+    keep_first: int = 0,
+    documents: Tensor | None = None,
+    dropout: float = 0.0,
+    dropout_seed: Tensor | None = None,
+    softcap: float | None = None,
     scale: float | None = None,
     scale2: float | None = None,
     backend: str = "auto",
@@ -49,6 +56,17 @@ def diff_attention(
         lam: A number, or a tensor that broadcasts to [B, H, Tq, 1].
         causal: Mask the future. Aligned to the bottom right: the last query attends to every key.
         mask: Broadcasts to [B, H, Tq, Tk]. Boolean (True: attend) or additive.
+        window: Each query attends to this many keys, the last of which is its own position (needs
+            `causal`).
+        keep_first: With a window, the first keys of the sequence, or of the query's document, that
+            stay visible to all later queries (attention sinks).
+        documents: Document id of every key, [B, Tk] or [Tk], integers. Queries are the last Tq of
+            these positions and attend only to keys of their own document, a run of equal ids.
+        dropout: Probability to drop a weight of the map that is applied to V. The others are
+            divided by 1 - dropout.
+        dropout_seed: Seed of the dropped weights, int64 [] on the CPU; by default drawn from
+            PyTorch's generator.
+        softcap: Scores s become softcap * tanh(s / softcap), before the mask.
         scale: Factor of the signal scores, default d**-0.5.
         scale2: Factor of the noise scores, default d2**-0.5.
         backend: "auto", "reference", "sdpa" or "fused_cpu".
@@ -59,7 +77,11 @@ def diff_attention(
     Raises:
         ValueError: If shapes, dtypes or devices do not agree, or the backend cannot run the call.
     """
-    args = validate(q1, k1, q2, k2, v, _require(lam), None, mask, causal, scale, scale2)
+    args = validate(
+        q1, k1, q2, k2, v, _require(lam), None, mask, causal, scale, scale2,
+        window=window, keep_first=keep_first, documents=documents, dropout=dropout,
+        seed=_seed(dropout, dropout_seed), softcap=softcap,
+    )  # fmt: skip
     return dispatch.run(args, backend)
 
 
@@ -74,6 +96,12 @@ def rectified_attention(
     normalise: bool = False,
     causal: bool = False,
     mask: Tensor | None = None,
+    window: int | None = None,
+    keep_first: int = 0,
+    documents: Tensor | None = None,
+    dropout: float = 0.0,
+    dropout_seed: Tensor | None = None,
+    softcap: float | None = None,
     scale: float | None = None,
     scale2: float | None = None,
 ) -> Tensor:
@@ -92,6 +120,17 @@ def rectified_attention(
         normalise: Rows sum to 1. A row without a positive weight gives zeros.
         causal: Mask the future. Aligned to the bottom right: the last query attends to every key.
         mask: Broadcasts to [B, H, Tq, Tk]. Boolean (True: attend) or additive.
+        window: Each query attends to this many keys, the last of which is its own position (needs
+            `causal`).
+        keep_first: With a window, the first keys of the sequence, or of the query's document, that
+            stay visible to all later queries (attention sinks).
+        documents: Document id of every key, [B, Tk] or [Tk], integers. Queries are the last Tq of
+            these positions and attend only to keys of their own document, a run of equal ids.
+        dropout: Probability to drop a weight of the map that is applied to V. The others are
+            divided by 1 - dropout.
+        dropout_seed: Seed of the dropped weights, int64 [] on the CPU; by default drawn from
+            PyTorch's generator.
+        softcap: Scores s become softcap * tanh(s / softcap), before the mask.
         scale: Factor of the signal scores, default d**-0.5.
         scale2: Factor of the noise scores, default d2**-0.5.
 
@@ -101,9 +140,13 @@ def rectified_attention(
     Raises:
         ValueError: If shapes, dtypes or devices do not agree.
     """
-    args = validate(q1, k1, q2, k2, v, _require(lam), None, mask, causal, scale, scale2)
+    args = validate(
+        q1, k1, q2, k2, v, _require(lam), None, mask, causal, scale, scale2,
+        window=window, keep_first=keep_first, documents=documents, dropout=dropout,
+        seed=_seed(dropout, dropout_seed), softcap=softcap,
+    )  # fmt: skip
     difference = reference.combine(args, reference.maps(args))
-    return reference.apply(args, reference.rectify(difference, normalise))
+    return reference.apply(args, reference.drop(args, reference.rectify(difference, normalise)))
 
 
 def attention(
@@ -114,6 +157,12 @@ def attention(
     sink: Tensor | None = None,
     causal: bool = False,
     mask: Tensor | None = None,
+    window: int | None = None,
+    keep_first: int = 0,
+    documents: Tensor | None = None,
+    dropout: float = 0.0,
+    dropout_seed: Tensor | None = None,
+    softcap: float | None = None,
     scale: float | None = None,
     backend: str = "auto",
 ) -> Tensor:
@@ -126,6 +175,17 @@ def attention(
         sink: Logit per head [H] that is added to the softmax denominator.
         causal: Mask the future. Aligned to the bottom right: the last query attends to every key.
         mask: Broadcasts to [B, H, Tq, Tk]. Boolean (True: attend) or additive.
+        window: Each query attends to this many keys, the last of which is its own position (needs
+            `causal`).
+        keep_first: With a window, the first keys of the sequence, or of the query's document, that
+            stay visible to all later queries (attention sinks).
+        documents: Document id of every key, [B, Tk] or [Tk], integers. Queries are the last Tq of
+            these positions and attend only to keys of their own document, a run of equal ids.
+        dropout: Probability to drop a weight of the map that is applied to V. The others are
+            divided by 1 - dropout.
+        dropout_seed: Seed of the dropped weights, int64 [] on the CPU; by default drawn from
+            PyTorch's generator.
+        softcap: Scores s become softcap * tanh(s / softcap), before the mask.
         scale: Factor of the scores, default d**-0.5.
         backend: "auto", "reference", "sdpa" or "fused_cpu".
 
@@ -135,7 +195,11 @@ def attention(
     Raises:
         ValueError: If shapes, dtypes or devices do not agree, or the backend cannot run the call.
     """
-    args = validate(q, k, None, None, v, None, sink, mask, causal, scale, None)
+    args = validate(
+        q, k, None, None, v, None, sink, mask, causal, scale, None,
+        window=window, keep_first=keep_first, documents=documents, dropout=dropout,
+        seed=_seed(dropout, dropout_seed), softcap=softcap,
+    )  # fmt: skip
     return dispatch.run(args, backend)
 
 
@@ -147,6 +211,12 @@ def attention_map(
     sink: Tensor | None = None,
     causal: bool = False,
     mask: Tensor | None = None,
+    window: int | None = None,
+    keep_first: int = 0,
+    documents: Tensor | None = None,
+    dropout: float = 0.0,
+    dropout_seed: Tensor | None = None,
+    softcap: float | None = None,
     scale: float | None = None,
 ) -> Tensor:
     """Materialise the attention map of `attention`, which takes the same arguments.
@@ -158,13 +228,28 @@ def attention_map(
         sink: Logit per head [H]; with it, rows sum to less than 1.
         causal: Mask the future, aligned to the bottom right.
         mask: Broadcasts to [B, H, Tq, Tk]. Boolean (True: attend) or additive.
+        window: Each query attends to this many keys, the last of which is its own position (needs
+            `causal`).
+        keep_first: With a window, the first keys of the sequence, or of the query's document, that
+            stay visible to all later queries (attention sinks).
+        documents: Document id of every key, [B, Tk] or [Tk], integers. Queries are the last Tq of
+            these positions and attend only to keys of their own document, a run of equal ids.
+        dropout: Probability to drop a weight of the map that is applied to V. The others are
+            divided by 1 - dropout.
+        dropout_seed: Seed of the dropped weights, int64 [] on the CPU; by default drawn from
+            PyTorch's generator.
+        softcap: Scores s become softcap * tanh(s / softcap), before the mask.
         scale: Factor of the scores, default d**-0.5.
 
     Returns:
         The attention map [B, H, Tq, Tk], in fp32 (fp64 for fp64 inputs).
     """
-    args = validate(q, k, None, None, v, None, sink, mask, causal, scale, None)
-    return reference.maps(args)[0]
+    args = validate(
+        q, k, None, None, v, None, sink, mask, causal, scale, None,
+        window=window, keep_first=keep_first, documents=documents, dropout=dropout,
+        seed=_seed(dropout, dropout_seed), softcap=softcap,
+    )  # fmt: skip
+    return reference.drop(args, reference.maps(args)[0])
 
 
 def attention_maps(
@@ -177,6 +262,12 @@ def attention_maps(
     *,
     causal: bool = False,
     mask: Tensor | None = None,
+    window: int | None = None,
+    keep_first: int = 0,
+    documents: Tensor | None = None,
+    dropout: float = 0.0,
+    dropout_seed: Tensor | None = None,
+    softcap: float | None = None,
     scale: float | None = None,
     scale2: float | None = None,
 ) -> Maps:
@@ -191,15 +282,30 @@ def attention_maps(
         lam: A number, or a tensor that broadcasts to [B, H, Tq, 1].
         causal: Mask the future, aligned to the bottom right.
         mask: Broadcasts to [B, H, Tq, Tk]. Boolean (True: attend) or additive.
+        window: Each query attends to this many keys, the last of which is its own position (needs
+            `causal`).
+        keep_first: With a window, the first keys of the sequence, or of the query's document, that
+            stay visible to all later queries (attention sinks).
+        documents: Document id of every key, [B, Tk] or [Tk], integers. Queries are the last Tq of
+            these positions and attend only to keys of their own document, a run of equal ids.
+        dropout: Probability to drop a weight of the map that is applied to V. The others are
+            divided by 1 - dropout.
+        dropout_seed: Seed of the dropped weights, int64 [] on the CPU; by default drawn from
+            PyTorch's generator.
+        softcap: Scores s become softcap * tanh(s / softcap), before the mask.
         scale: Factor of the signal scores, default d**-0.5.
         scale2: Factor of the noise scores, default d2**-0.5.
 
     Returns:
         Signal map, noise map and difference, each [B, H, Tq, Tk], in fp32 (fp64 for fp64 inputs).
     """
-    args = validate(q1, k1, q2, k2, v, _require(lam), None, mask, causal, scale, scale2)
+    args = validate(
+        q1, k1, q2, k2, v, _require(lam), None, mask, causal, scale, scale2,
+        window=window, keep_first=keep_first, documents=documents, dropout=dropout,
+        seed=_seed(dropout, dropout_seed), softcap=softcap,
+    )  # fmt: skip
     A1, A2 = reference.maps(args)
-    return Maps(A1, A2, reference.combine(args, [A1, A2]))
+    return Maps(A1, A2, reference.drop(args, reference.combine(args, [A1, A2])))
 
 
 def backend_for(
@@ -213,6 +319,12 @@ def backend_for(
     sink: Tensor | None = None,
     causal: bool = False,
     mask: Tensor | None = None,
+    window: int | None = None,
+    keep_first: int = 0,
+    documents: Tensor | None = None,
+    dropout: float = 0.0,
+    dropout_seed: Tensor | None = None,
+    softcap: float | None = None,
     scale: float | None = None,
     scale2: float | None = None,
     backend: str = "auto",
@@ -229,6 +341,17 @@ def backend_for(
         sink: Logit per head [H], for a call of `attention`.
         causal: Mask the future, aligned to the bottom right.
         mask: Broadcasts to [B, H, Tq, Tk]. Boolean (True: attend) or additive.
+        window: Each query attends to this many keys, the last of which is its own position (needs
+            `causal`).
+        keep_first: With a window, the first keys of the sequence, or of the query's document, that
+            stay visible to all later queries (attention sinks).
+        documents: Document id of every key, [B, Tk] or [Tk], integers. Queries are the last Tq of
+            these positions and attend only to keys of their own document, a run of equal ids.
+        dropout: Probability to drop a weight of the map that is applied to V. The others are
+            divided by 1 - dropout.
+        dropout_seed: Seed of the dropped weights, int64 [] on the CPU; by default drawn from
+            PyTorch's generator.
+        softcap: Scores s become softcap * tanh(s / softcap), before the mask.
         scale: Factor of the signal scores, default d**-0.5.
         scale2: Factor of the noise scores, default d2**-0.5.
         backend: "auto", "reference", "sdpa" or "fused_cpu".
@@ -236,12 +359,24 @@ def backend_for(
     Returns:
         The backend, its level ("c++" or "python", for "fused_cpu") and the reason.
     """
-    if q2 is None and k2 is None:
-        args = validate(q1, k1, None, None, v, None, sink, mask, causal, scale, None)
-    else:
-        lam = 0.0 if lam is None else lam
-        args = validate(q1, k1, q2, k2, v, lam, None, mask, causal, scale, scale2)
+    one_map = q2 is None and k2 is None
+    if not one_map:
+        sink, lam = None, 0.0 if lam is None else lam
+    if dropout and dropout_seed is None:
+        dropout_seed = torch.zeros((), dtype=torch.int64)  # nothing is drawn for a report
+    args = validate(
+        q1, k1, q2, k2, v, None if one_map else lam, sink, mask, causal, scale, scale2,
+        window=window, keep_first=keep_first, documents=documents, dropout=dropout,
+        seed=dropout_seed, softcap=softcap,
+    )  # fmt: skip
     return dispatch.explain(args, backend)
+
+
+def _seed(dropout: float, given: Tensor | None) -> Tensor | None:
+    """Return the seed of a call; drawn on the CPU, so that `torch.manual_seed` repeats it."""
+    if given is not None or not dropout:
+        return given
+    return torch.randint(2**63 - 1, (), device="cpu")
 
 
 def _require(lam: Tensor | float) -> Tensor | float:

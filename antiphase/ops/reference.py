@@ -1,6 +1,6 @@
 """The formula with materialised attention maps; every fast backend is tested against this file.
 
-    A_b = softmax(scale_b q_b k_b^T + mask),  A = A_1 - lam A_2,  O = A V
+    A_b = softmax(cap(scale_b q_b k_b^T) + mask),  A = A_1 - lam A_2,  O = drop(A) V
 
 Plain autograd, so second derivatives work. Memory grows with Tq * Tk.
 """
@@ -15,6 +15,7 @@ from antiphase.ops.arguments import (
     statistics_dtype,
     without_autocast,
 )
+from antiphase.ops.dropout import dropout_mask
 
 
 def maps(args: Arguments) -> list[Tensor]:
@@ -26,6 +27,8 @@ def maps(args: Arguments) -> list[Tensor]:
 def _softmax(args: Arguments, q: Tensor, k: Tensor, scale: float) -> Tensor:
     H, dtype = args.q1.shape[1], statistics_dtype(q.dtype)
     scores = q.to(dtype) @ repeat_heads(k, q.shape[1]).to(dtype).mT * scale  # [B, heads, Tq, Tk]
+    if args.softcap:
+        scores = args.softcap * torch.tanh(scores / args.softcap)
     scores = repeat_heads(scores, H)
     if args.mask is not None and args.mask.dtype != torch.bool:
         scores = scores + args.mask.to(dtype)
@@ -45,7 +48,7 @@ def _softmax(args: Arguments, q: Tensor, k: Tensor, scale: float) -> Tensor:
 
 
 def combine(args: Arguments, softmax_maps: list[Tensor]) -> Tensor:
-    """Return the map that is applied to V: A_1 - lam A_2, or the only map."""
+    """Return A_1 - lam A_2, or the only map."""
     signal = softmax_maps[0]
     return signal if args.lam is None else signal - args.lam * softmax_maps[1]
 
@@ -69,6 +72,15 @@ def rectify(A: Tensor, normalise: bool = False) -> Tensor:
     return A * (positive / total.masked_fill(~positive, 1.0))
 
 
+def drop(args: Arguments, A: Tensor) -> Tensor:
+    """Apply dropout to the map that is applied to V, [B, H, Tq, Tk]: one mask for both maps."""
+    if args.seed is None:
+        return A
+    B, H, Tq, Tk = A.shape
+    kept = dropout_mask(args.seed.to(A.device), args.dropout, (B, H, Tq, Tk))
+    return A * kept / (1 - args.dropout)
+
+
 def apply(args: Arguments, A: Tensor) -> Tensor:
     """Return an attention map [B, H, Tq, Tk] applied to V: [B, H, Tq, dv], in the dtype of V."""
     v = repeat_heads(args.v, args.q1.shape[1])
@@ -78,4 +90,4 @@ def apply(args: Arguments, A: Tensor) -> Tensor:
 
 def forward(args: Arguments) -> Tensor:
     """Return the output [B, H, Tq, dv]."""
-    return apply(args, combine(args, maps(args)))
+    return apply(args, drop(args, combine(args, maps(args))))

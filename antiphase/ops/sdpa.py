@@ -4,20 +4,27 @@ Flash kernels need queries, keys and values of one width; otherwise PyTorch sile
 the attention map. So q and k or v are padded with zeros to the wider of the two: scores do not
 change, and the extra output channels are dropped. Two padded calls cost less than four calls over
 halves of V.
+
+Windows and documents become masks. SDPA has no soft-cap, and its dropout would draw a mask for each
+map, so these calls take the formula of `reference`.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from antiphase.ops import reference
 from antiphase.ops.arguments import Arguments, combined_mask, repeat_heads
 
 
 def forward(args: Arguments) -> Tensor:
     """Return the output [B, H, Tq, dv]."""
+    if args.softcap or args.dropout:
+        return reference.forward(args)
     causal = args.causal and args.q1.shape[2] > 1  # a single query attends to every key
     mask, empty = args.mask, None
-    if mask is not None or (causal and args.q1.shape[2] != args.k1.shape[2]):
+    masked = mask is not None or args.window or args.documents is not None
+    if masked or (causal and args.q1.shape[2] != args.k1.shape[2]):
         mask, empty = _mask_and_empty_rows(args)
         causal = False
     outputs = [_one_map(args, q, k, scale, mask, causal) for q, k, scale in args.pairs]

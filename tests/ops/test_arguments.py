@@ -49,6 +49,31 @@ INVALID = {
     "lam as a string": ({"lam": "0.5"}, "lam: got str"),
     "no noise": ({"q2": None, "k2": None}, "q2: got NoneType, expected a tensor"),
     "no noise keys": ({"k2": None}, "k2: got NoneType, expected a tensor"),
+    "window of 0": (
+        {"window": 0, "causal": True},
+        "window: got 0, expected an integer of at least",
+    ),
+    "half a key": ({"window": 2.5, "causal": True}, "window: got 2.5, expected an integer"),
+    "window without causal": ({"window": 4}, "window: got 4 with causal=False.* causal=True"),
+    "first keys without a window": ({"keep_first": 2}, "keep_first: got 2 without a window"),
+    "negative first keys": (
+        {"keep_first": -1, "window": 4, "causal": True},
+        "keep_first: got -1, expected an integer of at least 0",
+    ),
+    "documents' shape": (
+        {"documents": torch.zeros(1, 5, dtype=torch.int64)},
+        r"documents: got torch.int64 of shape \(1, 5\), .* \[Tk\] = \[6\] or \[B, Tk\] = \[1, 6\]",
+    ),
+    "documents' dtype": ({"documents": torch.zeros(6)}, "documents: got torch.float32"),
+    "documents as a list": ({"documents": [0] * 6}, "documents: got list"),
+    "dropout of 1": ({"dropout": 1.0}, "dropout: got 1.0, expected a probability"),
+    "negative dropout": ({"dropout": -0.1}, "dropout: got -0.1"),
+    "seed as a number": ({"dropout": 0.1, "dropout_seed": 3}, r"dropout_seed: got 3.* int64"),
+    "seed's dtype": (
+        {"dropout": 0.1, "dropout_seed": torch.tensor(3.0)},
+        "dropout_seed: got .*float32",
+    ),
+    "soft-cap of 0": ({"softcap": 0.0}, "softcap: got 0.0, expected a positive number"),
     "backend": ({"backend": "cudnn"}, "backend: got 'cudnn', allowed are auto, reference, sdpa"),
 }
 

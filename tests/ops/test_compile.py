@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from antiphase import diff_attention
-from antiphase.ops import attention
+from antiphase.ops import attention, documents_from_position_ids
 from antiphase.ops.fused_cpu import native
 from tests.ops.cases import Case, errors, run
 
@@ -68,6 +68,53 @@ def test_export_keeps_one_operator():
     targets = [str(n.target) for n in program.graph.nodes if n.op == "call_function"]
     assert sum("antiphase.fused_attention" in t for t in targets) == 1
     torch.testing.assert_close(program.module()(*inputs), Module()(*inputs))
+
+
+RESTRICTED = {
+    "window": {"window": 5, "keep_first": 2},
+    "documents": {},
+    "softcap": {"softcap": 2.0},
+    "dropout": {"dropout": 0.3},
+    "all": {"window": 5, "softcap": 2.0, "dropout": 0.3},
+}
+
+
+@pytest.mark.parametrize("name", RESTRICTED)
+@pytest.mark.parametrize("backend", ["auto", "reference", "sdpa", "fused_cpu"])
+def test_windows_documents_and_dropout_compile(name: str, backend: str):
+    torch._dynamo.reset()
+    inputs = Case(B=2, H=4, Hkv=2, Tq=12).inputs()
+    ids = torch.arange(12).expand(2, 12) // 5 if name in ("documents", "all") else None
+
+    def f(*tensors):
+        options = {**RESTRICTED[name], "documents": ids, "backend": backend}
+        return diff_attention(*tensors, causal=True, **options)
+
+    torch.manual_seed(0)
+    eager = run(f, inputs)
+    torch.manual_seed(0)
+    compiled = run(torch.compile(f, fullgraph=True, backend="aot_eager"), inputs)
+    assert max(errors(compiled, eager)) < 1e-12
+
+
+@pytest.mark.parametrize("name", RESTRICTED)
+def test_windows_documents_and_dropout_export(name: str):
+    class Module(torch.nn.Module):
+        def forward(self, q1, k1, q2, k2, v, lam, positions):
+            ids = documents_from_position_ids(positions) if name in ("documents", "all") else None
+            options = {**RESTRICTED[name], "documents": ids}
+            return diff_attention(q1, k1, q2, k2, v, lam, causal=True, **options)
+
+    inputs = (*Case(B=2, Tq=12).inputs(torch.float32), torch.arange(12).expand(2, 12) % 5)
+    batch, length = torch.export.Dim("batch", min=2), torch.export.Dim("length", min=2)
+    shapes = tuple({0: batch, 2: length} for _ in range(6))
+    program = torch.export.export(Module(), inputs, dynamic_shapes=(*shapes, {0: batch, 1: length}))
+    longer = (*Case(B=3, Tq=20).inputs(torch.float32), torch.arange(20).expand(3, 20) % 7)
+    for given in (inputs, longer):
+        torch.manual_seed(0)
+        want = Module()(*given)
+        torch.manual_seed(0)
+        torch.testing.assert_close(program.module()(*given), want)
 
 
 @pytest.mark.parametrize("grad", [False, True])

@@ -15,7 +15,8 @@ from antiphase.ops.fused_cpu.level import why_python
 
 def forward(args: Arguments) -> Tensor:
     """Return the output [B, H, Tq, dv]."""
-    tensors = (args.q1, args.k1, args.q2, args.k2, args.v, args.lam, args.sink, args.mask)
+    q2, k2, _ = args.pairs[1] if args.q2 is not None else (None, None, 0.0)
+    tensors = (args.q1, args.k1, q2, k2, args.v, args.lam, args.sink, args.mask)
     out: Tensor = _forward(*tensors, args.causal, args.scale1, args.scale2)[0]
     return out
 
