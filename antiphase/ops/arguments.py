@@ -184,7 +184,7 @@ def validate(
         v=v,
         lam=None if lam is None else _check_lam(lam, (B, H, Tq), q1.device, dtype),
         sink=None if sink is None else _check_sink(sink, H, q1.device, dtype),
-        mask=None if mask is None else _check_mask(mask, (B, H, Tq, Tk), q1.device),
+        mask=None if mask is None else _check_mask(mask, (B, H, Tq, Tk), q1.device, dtype),
         causal=causal,
         scale1=_check_scale("scale", scale, d),
         scale2=_check_scale("scale2", scale2, d if q2 is None else q2.shape[3]),
@@ -258,7 +258,9 @@ def _check_sink(sink: Tensor, heads: int, device: torch.device, dtype: torch.dty
     return sink.to(dtype)
 
 
-def _check_mask(mask: Tensor, shape: tuple[int, int, int, int], device: torch.device) -> Tensor:
+def _check_mask(
+    mask: Tensor, shape: tuple[int, int, int, int], device: torch.device, dtype: torch.dtype
+) -> Tensor:
     if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(
@@ -271,6 +273,9 @@ def _check_mask(mask: Tensor, shape: tuple[int, int, int, int], device: torch.de
                          f"[B, H, Tq, Tk] = {list(shape)}")  # fmt: skip
     if mask.requires_grad:
         raise ValueError("mask: requires grad, which is not supported; pass mask.detach()")
+    if mask.dtype == torch.float64 != dtype:  # a finite bias stays finite in the narrower dtype
+        hidden = mask == -torch.inf
+        mask = mask.clamp(min=torch.finfo(dtype).min).to(dtype).masked_fill(hidden, -torch.inf)
     return mask.reshape((1,) * (4 - mask.dim()) + mask.shape)
 
 

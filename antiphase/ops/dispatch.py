@@ -7,7 +7,6 @@ beside this one and add it to `BACKENDS`; if `auto` should use it, add a line to
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from antiphase.ops import fused_cpu, reference, sdpa
@@ -49,29 +48,12 @@ def choose(args: Arguments, backend: str = AUTO) -> str:
             f"backend: 'fused_cpu' needs CPU tensors, q1 is on {args.q1.device}; "
             "use 'auto' or 'sdpa'"
         )
-    if backend in ("reference", "sdpa"):
+    if backend != AUTO:
         return backend
-    if not cpu or fused_cpu.unsupported(args):
-        # SDPA has neither dropout with one mask for both maps nor a soft-cap, and on a CPU it would
-        # round masks and outputs in 16 bits.
-        exact = not cpu or args.q1.dtype in (torch.float32, torch.float64)
-        return "sdpa" if exact and not (args.dropout or args.softcap) else "reference"
-    return "sdpa" if backend == AUTO and _flash_is_faster(args) else "fused_cpu"
-
-
-def _flash_is_faster(args: Arguments) -> bool:
-    """Tell whether PyTorch's CPU flash kernel beats our Python level, where the C++ level is out.
-
-    It does where all widths are equal and both maps have all heads (a masked DIFF V2, say): then
-    nothing is padded, and two calls cost no more than standard attention. Not in 16 bits, where it
-    would round masks and outputs, and may need `guard_bf16` first.
-    """
-    if fused_cpu.unsupported_by_cpp(args) is None or args.sink is not None:
-        return False
-    if args.q1.dtype not in (torch.float32, torch.float64):
-        return False
-    widths = {q.shape[-1] for q, _, _ in args.pairs} | {args.v.shape[-1]}
-    return len(widths) == 1 and all(q.shape[1] == args.q1.shape[1] for q, _, _ in args.pairs)
+    if cpu:
+        return "fused_cpu"
+    # SDPA has neither dropout with one mask for both maps nor a soft-cap.
+    return "reference" if args.dropout or args.softcap else "sdpa"
 
 
 def explain(args: Arguments, backend: str = AUTO) -> Choice:
@@ -79,8 +61,6 @@ def explain(args: Arguments, backend: str = AUTO) -> Choice:
     name = choose(args, backend)
     reason = "requested" if backend != AUTO else f"auto chooses it on {args.q1.device.type}"
     if name != "fused_cpu":
-        if backend in (AUTO, "fused_cpu") and args.q1.device.type == "cpu":
-            reason += f"; not the c++ level: {fused_cpu.unsupported_by_cpp(args)}"
         return Choice(name, None, reason)
     level, why = fused_cpu.choose_level(args)
     return Choice(name, level, f"{reason}; {level} level: {why}")

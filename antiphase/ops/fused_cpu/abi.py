@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from antiphase.cpu import l2_cache_bytes
-from antiphase.ops.arguments import Arguments, dropout_threshold, repeat_heads
+from antiphase.ops.arguments import Arguments, repeat_heads
+from antiphase.ops.dropout import STEPS
 
 KERNELS = ("brgemm fp32", "brgemm bf16", "blas bf16")  # micro-kernels, in the order of abi.h
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # in the order of abi.h
@@ -63,7 +64,7 @@ def forward(library: Library, args: Arguments) -> tuple[Tensor, Tensor]:
     Statistics are, of the signal map and then the noise map: the maximum of the scores that was
     subtracted, and 1 / the sum of the exponentials.
     """
-    decode = args.q1.shape[2] <= MAX_DECODE_ROWS
+    decode, width = args.q1.shape[2] <= MAX_DECODE_ROWS, args.v.shape[-1]
     args = _for_kernel(args, any_width=decode)
     call = _kernel_arguments(library, args, backward=False)
     rows = args.q1.shape[:3]
@@ -72,7 +73,7 @@ def forward(library: Library, args: Arguments) -> tuple[Tensor, Tensor]:
     call.out = _view(out)
     _set_statistics(call, stats)
     _run(library.handle.antiphase_forward, ctypes.byref(call), int(decode))
-    return out, stats
+    return out[..., :width].contiguous(), stats
 
 
 def backward(
@@ -89,8 +90,8 @@ def backward(
     if args.q1.shape[2] <= MAX_DECODE_ROWS:
         # Decoding adds in another order than the products of this pass, which need the maxima of
         # their own scores.
-        stats = torch.empty_like(stats)
-        call.out = _view(torch.empty_like(dout))
+        stats, unused = torch.empty_like(stats), torch.empty_like(dout)
+        call.out = _view(unused)
         _set_statistics(call, stats)
         _run(library.handle.antiphase_forward, ctypes.byref(call), 0)
     _set_statistics(call, stats)
@@ -166,8 +167,7 @@ def _for_kernel(args: Arguments, any_width: bool = False) -> Arguments:
     """Bring the arguments into the form that the kernels take.
 
     Channels become contiguous and, unless `any_width`, multiples of 8. Key and value heads are
-    repeated where a noise head belongs to a part of one. The mask becomes fp32 or a narrower type,
-    with contiguous keys.
+    repeated where a noise head belongs to a part of one. The mask gets contiguous keys.
     """
     k1, v = args.k1, args.v
     if args.k2 is not None and k1.shape[1] % args.k2.shape[1]:
@@ -186,9 +186,6 @@ def _kernel_mask(args: Arguments) -> Tensor | None:
     mask = args.mask
     if mask is None:
         return None
-    if mask.dtype not in _MASK_DTYPES:
-        lowest = torch.finfo(torch.float32).min  # a finite bias stays finite
-        mask = mask.clamp(min=lowest).masked_fill(mask == -torch.inf, -torch.inf).float()
     (B, H, Tq, _), Tk = args.q1.shape, args.k1.shape[2]
     if mask.shape[-1] != Tk or mask.stride(-1) != 1:
         mask = mask.expand(*mask.shape[:-1], Tk).contiguous()
@@ -256,7 +253,7 @@ def _kernel_arguments(library: Library, args: Arguments, *, backward: bool) -> K
         batch, row, _ = args.documents.stride()
         call.documents = TensorView(args.documents.data_ptr(), batch, 0, row)
     if args.seed is not None:
-        call.seed, call.dropout = int(args.seed), dropout_threshold(args.dropout)
+        call.seed, call.dropout = int(args.seed), round(args.dropout * STEPS)
     return call
 
 

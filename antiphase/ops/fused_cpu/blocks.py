@@ -1,7 +1,7 @@
 """The Python level: blocks of query rows, one combined map per block, applied to V once.
 
-Runs whatever the C++ level does not support (masks, grouped noise, fp64, odd widths), and every
-machine without a compiler. The arithmetic is that of `csrc/`; 16-bit inputs are computed in fp32.
+Runs fp64, and every machine without a compiler. The arithmetic is that of `csrc/`; 16-bit inputs
+are computed in fp32.
 
 Heads are split into groups that share no key, value or noise head with each other. A block is some
 groups times some query rows, sized so that its maps stay in the caches.
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from antiphase.ops.arguments import Arguments, causal_mask, statistics_dtype
+from antiphase.ops.arguments import Arguments, statistics_dtype
+from antiphase.ops.dropout import dropout_mask
 
-LOG2E = math.log2(math.e)
 _BLOCK_ELEMENTS = 1 << 20  # of one map
 _ROWS = 128
 
@@ -28,7 +28,7 @@ class _Block:
     batch: slice
     groups: slice
     rows: slice
-    keys: int
+    keys: slice
 
     @property
     def at_rows(self) -> tuple[slice, slice, slice, slice]:
@@ -38,7 +38,7 @@ class _Block:
     @property
     def at_keys(self) -> tuple[slice, slice, slice, slice]:
         """Return the index of the block's keys in [B, groups, heads, Tk, ...]."""
-        return self.batch, self.groups, slice(None), slice(self.keys)
+        return self.batch, self.groups, slice(None), self.keys
 
 
 class _HeadGroups:
@@ -67,11 +67,8 @@ class _HeadGroups:
         for b in range(0, self.B, batch):
             for g in range(0, self.count, groups):
                 for r in range(0, self.Tq, rows):
-                    last = min(r + rows, self.Tq)
-                    keys = self.Tk
-                    if self.args.causal:
-                        keys = max(0, min(self.Tk, last + self.Tk - self.Tq))
-                    yield _Block(slice(b, b + batch), slice(g, g + groups), slice(r, last), keys)
+                    cut = slice(b, b + batch), slice(r, min(r + rows, self.Tq))
+                    yield _Block(cut[0], slice(g, g + groups), cut[1], self.keys_of(*cut))
 
     def rows(self, t: Tensor, block: _Block) -> Tensor:
         """Cut the query rows [b, g, heads, rows, d] out of [B, h, Tq, d], in statistics' dtype."""
@@ -81,49 +78,90 @@ class _HeadGroups:
         """Cut the keys [b, g, heads, keys, d] out of [B, h, Tk, d], in the statistics' dtype."""
         return self.split(t)[block.at_keys].to(self.dtype)
 
+    def keys_of(self, batch: slice, rows: slice) -> slice:
+        """Return a range of keys that contains all that these query rows attend to."""
+        args, behind = self.args, self.Tk - self.Tq
+        first, last = 0, self.Tk
+        if args.documents is not None:
+            documents = args.documents[batch, rows]
+            first, last = int(documents[..., 0].min()), int(documents[..., 1].max())
+        if args.causal:
+            last = max(first, min(last, rows.stop + behind))
+        if args.window and not args.keep_first:
+            first = max(first, min(last, rows.start + behind - args.window + 1))
+        return slice(first, last)
+
     def mask_scores(self, scores: Tensor, block: _Block) -> Tensor:
-        """Apply the mask and causality to the scores of a block, in place."""
+        """Apply the mask, causality, window and documents to the scores of a block, in place."""
         if (mask := self.args.mask) is not None:
             mask = mask.expand(self.B, self.H, self.Tq, self.Tk)
-            mask = self.split(mask)[block.at_rows][..., : block.keys]
+            mask = self.split(mask)[block.at_rows][..., block.keys]
             if mask.dtype == torch.bool:
                 scores.masked_fill_(~mask, -torch.inf)
             else:
                 scores += mask.to(self.dtype)
-        if self.args.causal:
-            first_row = block.rows.start + self.Tk - self.Tq  # its position among the keys
-            first = max(0, first_row)  # all rows attend to the keys before it
-            rows = block.rows.stop - block.rows.start
-            attend = causal_mask(rows, block.keys - first, scores.device, first_row - first)
-            scores[..., first:].masked_fill_(~attend, -torch.inf)
+        if (hidden := self.hidden(block)) is not None:
+            scores.masked_fill_(hidden, -torch.inf)
         return scores
+
+    def hidden(self, block: _Block) -> Tensor | None:
+        """Return which keys are hidden by causality, window or documents, [b, 1, 1, rows, keys]."""
+        args = self.args
+        row = torch.arange(block.rows.start, block.rows.stop)[:, None] + self.Tk - self.Tq
+        key = torch.arange(block.keys.start, block.keys.stop)
+        first: Tensor | int = 0
+        hidden = key > row if args.causal else None
+        if args.documents is not None:
+            documents = args.documents[block.batch, None, None, block.rows]
+            first, last = documents.unsqueeze(-1).unbind(-2)  # [b, 1, 1, rows, 1]
+            other = (key < first) | (key >= last)
+            hidden = other if hidden is None else hidden | other
+        if args.window:
+            assert hidden is not None
+            hidden = hidden | ((key <= row - args.window) & (key >= first + args.keep_first))
+        return hidden
+
+    def dropout_factors(self, block: _Block) -> Tensor | None:
+        """Return 0 or 1 / (1 - p) for each weight of a block, None without dropout."""
+        if self.args.seed is None:
+            return None
+        shape = (self.B, self.H, self.Tq, self.Tk)
+        kept = dropout_mask(self.args.seed, self.args.dropout, shape, block.rows)
+        kept = self.split(kept)[block.batch, block.groups, :, :, block.keys]
+        return kept.to(self.dtype) / (1 - self.args.dropout)
 
     def every_head(self, t: Tensor) -> Tensor:
         """Repeat the noise maps of a block for the signal heads that share them."""
         return t if t.shape[2] == self.heads else t.repeat_interleave(self.heads // t.shape[2], 2)
 
 
-def forward(args: Arguments) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the output and the base-2 log-sum-exp [B, H, Tq] of both maps."""
+def forward(args: Arguments) -> tuple[Tensor, Tensor]:
+    """Return the output and the row statistics [2 * maps, B, H, Tq] of `abi.forward`."""
     groups = _HeadGroups(args)
     rows = (groups.B, groups.H, groups.Tq)
     out = args.v.new_empty(*rows, args.v.shape[-1])
-    lse = [args.v.new_empty(rows, dtype=groups.dtype) for _ in args.pairs]
+    stats = args.v.new_empty(2 * len(args.pairs), *rows, dtype=groups.dtype)
     for block in groups.blocks():
         maps = []
         for i, (q, k, scale) in enumerate(args.pairs):
-            A, map_lse = _map(groups, block, q, k, scale)
-            groups.split(lse[i])[block.at_rows] = groups.every_head(map_lse)[..., 0]
+            A, top, inverse = _map(groups, block, q, k, scale)[:3]
+            groups.split(stats[2 * i])[block.at_rows] = groups.every_head(top / scale)[..., 0]
+            groups.split(stats[2 * i + 1])[block.at_rows] = groups.every_head(inverse)[..., 0]
             maps.append(groups.every_head(A))
         if args.lam is not None:
             maps[0].addcmul_(maps[1], groups.split(args.lam)[block.at_rows], value=-1)
+        if (factors := groups.dropout_factors(block)) is not None:
+            maps[0] *= factors
         result = _grouped_matmul(maps[0], groups.keys(args.v, block))
         groups.split(out)[block.at_rows] = result.to(out.dtype)
-    return out, lse[0], lse[1] if len(lse) == 2 else lse[0].new_empty(0)
+    return out, stats
 
 
 def backward(args: Arguments, dout: Tensor) -> tuple[Tensor | None, ...]:
-    """Return dq1, dk1, dq2, dk2, dv and, per row, dlam and dsink [B, H, Tq, 1]."""
+    """Return dq1, dk1, dq2, dk2, dv and, per row, dlam and dsink [B, H, Tq, 1].
+
+    With shared keys, dk1 is the gradient from both maps and dk2 is None.
+    """
     groups = _HeadGroups(args)
     per_row = (groups.B, groups.H, groups.Tq, 1)
     dq = [torch.empty(q.shape, dtype=groups.dtype) for q, _, _ in args.pairs]
@@ -136,9 +174,11 @@ def backward(args: Arguments, dout: Tensor) -> tuple[Tensor | None, ...]:
     for block in groups.blocks():
         dO = groups.rows(dout, block)
         dA = _grouped_matmul(dO, groups.keys(args.v, block).mT)  # [b, g, heads, rows, keys]
-        maps = [
-            groups.every_head(_map(groups, block, q, k, scale)[0]) for q, k, scale in args.pairs
-        ]
+        factors = groups.dropout_factors(block)
+        if factors is not None:
+            dA *= factors
+        computed = [_map(groups, block, q, k, scale) for q, k, scale in args.pairs]
+        maps = [groups.every_head(A) for A, *_ in computed]
         for i, (q, k, scale) in enumerate(args.pairs):
             D = (maps[i] * dA).sum(-1, keepdim=True)
             dS = (dA - D).mul_(maps[i])
@@ -151,31 +191,42 @@ def backward(args: Arguments, dout: Tensor) -> tuple[Tensor | None, ...]:
                 maps[0].addcmul_(maps[1], lam, value=-1)
             elif dsink is not None:
                 sink_weight = 1 - maps[0].sum(-1, keepdim=True)
+                sink_weight.masked_fill_(computed[0][1] == -torch.inf, 0.0)
                 groups.split(dsink)[block.at_rows] = -sink_weight * D
+            if (slope := computed[i][3]) is not None:
+                dS *= groups.every_head(slope)
             if dS.shape[2] * groups.count != q.shape[1]:  # a noise map that several heads share
                 dS = dS.unflatten(2, (q.shape[1] // groups.count, -1)).sum(3)
             dS *= scale
             groups.split(dq[i])[block.at_rows] = _grouped_matmul(dS, groups.keys(k, block))
             _add_to_heads(groups.split(dk[i])[block.at_keys], dS.mT @ groups.rows(q, block))
+        if factors is not None:
+            maps[0] *= factors
         _add_to_heads(groups.split(dv)[block.at_keys], maps[0].mT @ dO)
+    if args.q2 is not None and args.k2 is None:
+        dk[0] += dk.pop()
     dtype = args.q1.dtype
-    grads: list[Tensor | None] = []
-    for pair in zip(dq, dk, strict=True):
-        grads += [grad.to(dtype) for grad in pair]
-    grads += [None] * (4 - len(grads))
-    return (*grads, dv.to(dtype), dlam, dsink)
+    dq1, dq2 = dq if len(dq) == 2 else (dq[0], None)
+    dk1, dk2 = dk if len(dk) == 2 else (dk[0], None)
+    grads = (None if t is None else t.to(dtype) for t in (dq1, dk1, dq2, dk2, dv))
+    return (*grads, dlam, dsink)
 
 
 def _map(
     groups: _HeadGroups, block: _Block, q: Tensor, k: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Return one map [b, g, heads, rows, keys] of a block and its base-2 log-sum-exp.
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return one map [b, g, heads, rows, keys] of a block, and of each row the largest score and
+    1 / the sum of exponentials relative to it; then the soft-cap's derivative, if there is a cap.
 
     Noise maps keep their own, fewer heads, unless a mask differs between the signal heads. A row
-    that attends to no key is zeros, with -inf as its log-sum-exp.
+    that attends to no key is zeros.
     """
     args = groups.args
     scores = _grouped_matmul(groups.rows(q, block) * scale, groups.keys(k, block).mT)
+    slope = None
+    if args.softcap:
+        capped = torch.tanh(scores / args.softcap)
+        scores, slope = args.softcap * capped, 1 - capped.square()
     if args.mask is not None:
         scores = groups.every_head(scores)
     scores = groups.mask_scores(scores, block)
@@ -183,16 +234,17 @@ def _map(
         sink = args.sink.view(groups.count, groups.heads)[block.groups, :, None, None]
         scores = torch.cat([scores, sink.expand(*scores.shape[:-1], 1)], dim=-1)
     if scores.shape[-1] == 0:
-        return scores, scores.new_full((*scores.shape[:-1], 1), -torch.inf)
+        none = scores.new_zeros(*scores.shape[:-1], 1)
+        return scores, none, none, slope
     top = scores.amax(-1, keepdim=True)
     A = torch.softmax(scores, dim=-1)
-    # The largest weight is exp(top - lse).
-    lse = (top - A.amax(-1, keepdim=True).log()) * LOG2E
-    if args.mask is not None or (args.causal and groups.Tq > groups.Tk):
+    inverse = A.amax(-1, keepdim=True)  # the largest weight is exp(0) / sum
+    attends_always = args.mask is None and args.sink is None and args.documents is None
+    if not attends_always or (args.causal and groups.Tq > groups.Tk):
         empty = top == -torch.inf
         A.masked_fill_(empty, 0.0)
-        lse.masked_fill_(empty, -torch.inf)
-    return (A if args.sink is None else A[..., :-1]), lse
+        inverse.masked_fill_(empty, 0.0)
+    return (A if args.sink is None else A[..., :-1]), top, inverse, slope
 
 
 def _grouped_matmul(x: Tensor, y: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The choice between the two levels of `fused_cpu`, C++ or Python, and the reason for it.
 
-The C++ level supports the common cases of fp32, bf16 and fp16; the Python level supports all.
+The C++ level supports fp32, bf16 and fp16; the Python level supports fp64, too.
 """
 
 import contextlib
@@ -25,30 +25,10 @@ def python_level() -> Iterator[None]:
         _python_only.reset(token)
 
 
-def unsupported(args: Arguments) -> str | None:
-    """Say why no level has code for these arguments; None if one has."""
-    if args.window or args.documents is not None or args.dropout or args.softcap:
-        return "windows, documents, dropout and soft-cap are not supported"
-    return None
-
-
 def unsupported_by_cpp(args: Arguments) -> str | None:
     """Say why the C++ level has no code for these arguments; None if it has."""
-    if reason := unsupported(args):
-        return reason
     if args.q1.dtype not in abi.DTYPES:
         return f"{args.q1.dtype} is not supported"
-    if args.mask is not None:
-        return "masks are not supported"
-    widths = [args.q1.shape[-1], args.v.shape[-1]]
-    if args.q2 is not None:
-        widths.append(args.q2.shape[-1])
-    if any(width % 8 for width in widths):
-        return f"widths {widths} are not multiples of 8"
-    for q2, k2, _ in args.pairs[1:]:
-        noise_heads = (q2.shape[1], k2.shape[1])
-        if noise_heads != (args.q1.shape[1], args.k1.shape[1]):
-            return "noise heads differ from signal heads"
     return None
 
 

@@ -10,15 +10,46 @@ from torch.utils.flop_counter import register_flop_formula
 
 from antiphase.ops.arguments import Arguments, statistics_dtype
 from antiphase.ops.fused_cpu import abi, blocks, native
+from antiphase.ops.fused_cpu.checks import check_gradient_sizes, check_sizes
 from antiphase.ops.fused_cpu.level import why_python
 
 
 def forward(args: Arguments) -> Tensor:
     """Return the output [B, H, Tq, dv]."""
-    q2, k2, _ = args.pairs[1] if args.q2 is not None else (None, None, 0.0)
-    tensors = (args.q1, args.k1, q2, k2, args.v, args.lam, args.sink, args.mask)
-    out: Tensor = _forward(*tensors, args.causal, args.scale1, args.scale2)[0]
+    out: Tensor = _forward(
+        *(args.q1, args.k1, args.q2, args.k2, args.v, args.lam, args.sink, args.mask),
+        *(args.documents, args.seed, args.causal, args.window, args.keep_first, args.dropout),
+        *(args.softcap, args.scale1, args.scale2),
+    )[0]
     return out
+
+
+def _arguments(
+    q1: Tensor,
+    k1: Tensor,
+    q2: Tensor | None,
+    k2: Tensor | None,
+    v: Tensor,
+    lam: Tensor | None,
+    sink: Tensor | None,
+    mask: Tensor | None,
+    documents: Tensor | None,
+    seed: Tensor | None,
+    causal: bool,
+    window: int,
+    keep_first: int,
+    dropout: float,
+    softcap: float,
+    scale1: float,
+    scale2: float,
+) -> Arguments:
+    """Return the operators' arguments as `Arguments`, after a check that no kernel reads beyond."""
+    args = Arguments(
+        *(q1, k1, q2, k2, v, lam, sink, mask, causal, scale1, scale2),
+        *(documents, seed, window, keep_first, dropout, softcap),
+    )
+    check_sizes(args)
+    return args
 
 
 @torch.library.custom_op("antiphase::fused_attention", mutates_args=(), device_types="cpu")
@@ -31,31 +62,46 @@ def _forward(
     lam: Tensor | None,
     sink: Tensor | None,
     mask: Tensor | None,
+    documents: Tensor | None,
+    seed: Tensor | None,
     causal: bool,
+    window: int,
+    keep_first: int,
+    dropout: float,
+    softcap: float,
     scale1: float,
     scale2: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the output and the base-2 log-sum-exp [B, H, Tq] of both maps."""
-    args = Arguments(q1, k1, q2, k2, v, lam, sink, mask, causal, scale1, scale2)
+) -> tuple[Tensor, Tensor]:
+    """Return the output and the row statistics [2 * maps, B, H, Tq] for the backward pass."""
+    args = _arguments(
+        *(q1, k1, q2, k2, v, lam, sink, mask, documents, seed),
+        *(causal, window, keep_first, dropout, softcap, scale1, scale2),
+    )
+    if not q1.shape[0]:
+        return _empty_results(q1, q2, v)
     if why_python(args) is None:
         return abi.forward(native.library(), args)
     return blocks.forward(args)
 
 
-@_forward.register_fake
-def _(q1, k1, q2, k2, v, lam, sink, mask, causal, scale1, scale2):  # type: ignore[no-untyped-def]
+def _empty_results(q1: Tensor, q2: Tensor | None, v: Tensor) -> tuple[Tensor, Tensor]:
     B, H, Tq, _ = q1.shape
-    lse = q1.new_empty(B, H, Tq, dtype=statistics_dtype(q1.dtype))
+    statistics = (2 if q2 is None else 4, B, H, Tq)
     return (
         q1.new_empty(B, H, Tq, v.shape[-1]),
-        lse,
-        torch.empty_like(lse) if q2 is not None else lse.new_empty(0),
+        q1.new_empty(statistics, dtype=statistics_dtype(q1.dtype)),
     )
+
+
+@_forward.register_fake
+def _(q1, k1, q2, k2, v, *args):  # type: ignore[no-untyped-def]
+    return _empty_results(q1, q2, v)
 
 
 @torch.library.custom_op("antiphase::fused_attention_backward", mutates_args=(), device_types="cpu")
 def _backward(
     dout: Tensor,
+    stats: Tensor,
     q1: Tensor,
     k1: Tensor,
     q2: Tensor | None,
@@ -64,49 +110,61 @@ def _backward(
     lam: Tensor | None,
     sink: Tensor | None,
     mask: Tensor | None,
-    lse1: Tensor,
-    lse2: Tensor,
+    documents: Tensor | None,
+    seed: Tensor | None,
     causal: bool,
+    window: int,
+    keep_first: int,
+    dropout: float,
+    softcap: float,
     scale1: float,
     scale2: float,
 ) -> list[Tensor]:
     """Return the gradients of the tensors that were given; of lam and sink, per row."""
-    args = Arguments(q1, k1, q2, k2, v, lam, sink, mask, causal, scale1, scale2)
+    args = _arguments(
+        *(q1, k1, q2, k2, v, lam, sink, mask, documents, seed),
+        *(causal, window, keep_first, dropout, softcap, scale1, scale2),
+    )
+    check_gradient_sizes(args, dout, stats)
+    if not q1.shape[0]:
+        return _empty_gradients(stats, q1, k1, q2, k2, v, lam, sink)
     if why_python(args) is None:
-        grads = abi.backward(native.library(), args, dout, lse1, lse2)
+        grads = abi.backward(native.library(), args, dout, stats)
     else:
         grads = blocks.backward(args, dout)
     return [grad for grad in grads if grad is not None]
 
 
-@_backward.register_fake
-def _(dout, q1, k1, q2, k2, v, lam, sink, mask, lse1, lse2, causal, scale1, scale2):  # type: ignore[no-untyped-def]
-    inputs = [t for t in (q1, k1, q2, k2, v) if t is not None]
-    per_row = [lse1.new_empty(*lse1.shape, 1) for t in (lam, sink) if t is not None]
+def _empty_gradients(stats: Tensor, *tensors: Tensor | None) -> list[Tensor]:
+    *given, lam, sink = tensors
+    inputs = [t for t in given if t is not None]
+    per_row = [stats.new_empty(*stats.shape[1:], 1) for t in (lam, sink) if t is not None]
     return [t.new_empty(t.shape) for t in inputs] + per_row
 
 
+@_backward.register_fake
+def _(dout, stats, q1, k1, q2, k2, v, lam, sink, *args):  # type: ignore[no-untyped-def]
+    return _empty_gradients(stats, q1, k1, q2, k2, v, lam, sink)
+
+
+_TENSORS = 10  # the arguments of `_forward` that are tensors come first
+
+
 def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    *tensors, ctx.causal, ctx.scale1, ctx.scale2 = inputs
-    _, lse1, lse2 = output
-    ctx.mark_non_differentiable(lse1, lse2)
-    ctx.save_for_backward(*tensors, lse1, lse2)
+    tensors, ctx.options = inputs[:_TENSORS], inputs[_TENSORS:]
+    stats = output[1]
+    ctx.mark_non_differentiable(stats)
+    ctx.save_for_backward(*tensors, stats)
 
 
-def _differentiate(ctx, dout, *_):  # type: ignore[no-untyped-def]
-    q1, k1, q2, k2, v, lam, sink, mask, lse1, lse2 = ctx.saved_tensors
-    grads = iter(
-        _backward(
-            *(dout, q1, k1, q2, k2, v, lam, sink, mask, lse1, lse2),
-            *(ctx.causal, ctx.scale1, ctx.scale2),
-        )
-    )
-    dq1, dk1, dq2, dk2, dv, dlam, dsink = (
-        None if t is None else next(grads) for t in (q1, k1, q2, k2, v, lam, sink)
-    )
+def _differentiate(ctx, dout, _):  # type: ignore[no-untyped-def]
+    *tensors, stats = ctx.saved_tensors
+    q1, k1, q2, k2, v, lam, sink, *_ = tensors
+    grads = iter(_backward(dout, stats, *tensors, *ctx.options))
+    *inputs, dsink = (None if t is None else next(grads) for t in (q1, k1, q2, k2, v, lam, sink))
     if dsink is not None:
         dsink = dsink.sum((0, 2, 3))
-    return dq1, dk1, dq2, dk2, dv, dlam, dsink, None, None, None, None
+    return *inputs, dsink, *(None for _ in range(3 + len(ctx.options)))
 
 
 def _no_second_derivative(ctx, *_):  # type: ignore[no-untyped-def]
@@ -148,5 +206,5 @@ def _(q1, k1, q2, k2, v, *args, **kwargs):  # type: ignore[no-untyped-def]
 
 
 @register_flop_formula(torch.ops.antiphase.fused_attention_backward)
-def _(dout, q1, k1, q2, k2, v, *args, **kwargs):  # type: ignore[no-untyped-def]
+def _(dout, stats, q1, k1, q2, k2, v, *args, **kwargs):  # type: ignore[no-untyped-def]
     return _flops(q1, q2, v, (3, 2))

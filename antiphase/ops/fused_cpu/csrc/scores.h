@@ -33,7 +33,8 @@ class Scores {
 
   // Start a span of keys; `key` is the first.
   void start(const Span& span, int64_t key) {
-    key_ = key, masked_ = span.masked, width_ = std::min(span.width, args.Tk - key);
+    key_ = key, masked_ = span.masked, span_width_ = span.width;
+    width_ = std::min(span.width, args.Tk - key);
     if (masked_ && mask.same_rows())
       for (int map = 0; map < (args.q2.data ? 2 : 1); map++) read_bias(map, 0);
   }
@@ -89,6 +90,7 @@ class Scores {
       (t * out).store(s + j);
       if (slope) (one - t * t).store(slope + j);
     }
+    if (slope) std::fill(slope + width_, slope + span_width_, 0.0f);
   }
 
   const KernelArguments& args;
@@ -96,7 +98,7 @@ class Scores {
   std::vector<RowKeys> keys_;  // of the block's rows
   std::vector<uint8_t> seen_;
   Buffer<float> bias_;  // of both maps
-  int64_t b_ = 0, h_ = 0, first_row_ = 0, key_ = 0, width_ = 0;
+  int64_t b_ = 0, h_ = 0, first_row_ = 0, key_ = 0, width_ = 0, span_width_ = 0;
   bool masked_ = false;
 };
 
