@@ -203,6 +203,11 @@ def _check_tensors(tensors: dict[str, Tensor | None]) -> None:
         if not isinstance(t, Tensor):
             raise ValueError(f"{name}: got {type(t).__name__}, expected a tensor")
         named[name] = t
+        if t.is_nested:
+            raise ValueError(
+                f"{name}: is a nested tensor, which is not supported; pass the sequences padded "
+                "with mask=, or packed into one with documents="
+            )
         if t.dim() != 4:
             raise ValueError(
                 f"{name}: got shape {tuple(t.shape)}, expected 4 dimensions [B, heads, T, channels]"

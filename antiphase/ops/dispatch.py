@@ -11,6 +11,7 @@ from torch import Tensor
 
 from antiphase.ops import fused_cpu, reference, sdpa
 from antiphase.ops.arguments import Arguments, without_autocast
+from antiphase.ops.fused_cpu.eager import transforms_active
 
 
 class Backend(Protocol):
@@ -48,8 +49,15 @@ def choose(args: Arguments, backend: str = AUTO) -> str:
             f"backend: 'fused_cpu' needs CPU tensors, q1 is on {args.q1.device}; "
             "use 'auto' or 'sdpa'"
         )
+    if backend == "fused_cpu" and transforms_active():
+        raise ValueError(
+            "backend: 'fused_cpu' supports neither forward-mode AD nor the transforms of "
+            "torch.func (grad, vjp, jvp, vmap, jacrev); use 'auto' or 'reference'"
+        )
     if backend != AUTO:
         return backend
+    if transforms_active():
+        return "reference"
     if cpu:
         return "fused_cpu"
     # SDPA has neither dropout with one mask for both maps nor a soft-cap.

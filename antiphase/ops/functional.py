@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from antiphase.ops import dispatch, reference
+from antiphase.ops import dispatch, fused_cpu, reference
 from antiphase.ops.arguments import validate
 from antiphase.ops.dispatch import Choice
 
@@ -77,6 +77,11 @@ def diff_attention(
     Raises:
         ValueError: If shapes, dtypes or devices do not agree, or the backend cannot run the call.
     """
+    if _may_decode(backend, mask, documents, dropout, softcap):
+        options = (causal, scale, scale2, window, keep_first)
+        out = fused_cpu.decode(q1, k1, q2, k2, v, _require(lam), *options)
+        if out is not None:
+            return out
     args = validate(
         q1, k1, q2, k2, v, _require(lam), None, mask, causal, scale, scale2,
         window=window, keep_first=keep_first, documents=documents, dropout=dropout,
@@ -195,6 +200,11 @@ def attention(
     Raises:
         ValueError: If shapes, dtypes or devices do not agree, or the backend cannot run the call.
     """
+    if sink is None and _may_decode(backend, mask, documents, dropout, softcap):
+        options = (causal, scale, None, window, keep_first)
+        out = fused_cpu.decode(q, k, None, None, v, None, *options)
+        if out is not None:
+            return out
     args = validate(
         q, k, None, None, v, None, sink, mask, causal, scale, None,
         window=window, keep_first=keep_first, documents=documents, dropout=dropout,
@@ -384,3 +394,15 @@ def _require(lam: Tensor | float) -> Tensor | float:
     if lam is None:
         raise ValueError("lam: got None, expected a number or a tensor")
     return lam
+
+
+def _may_decode(
+    backend: str,
+    mask: Tensor | None,
+    documents: Tensor | None,
+    dropout: float,
+    softcap: float | None,
+) -> bool:
+    """Tell whether the shorter path for decoding may run a call with these arguments."""
+    plain = mask is None and documents is None and not dropout and softcap is None
+    return plain and backend in ("auto", "fused_cpu")

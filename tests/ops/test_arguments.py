@@ -98,20 +98,22 @@ def test_fused_cpu_rejects_other_devices():
     assert backend_for(**on_meta).backend == "sdpa"
 
 
-def test_backend_for_says_why():
+def test_backend_for_says_why(cxx):
     assert "requested" in str(backend_for(**valid(), backend="reference"))
-    mask = torch.ones(6, 6, dtype=torch.bool)
-    choice = backend_for(**valid(mask=mask))
-    assert (choice.backend, choice.level) == ("fused_cpu", "python")
-    assert "masks" in choice.reason
-    few = backend_for(**valid(q2=torch.randn(1, 2, 6, 8), k2=torch.randn(1, 1, 6, 8)))
-    assert few.level == "python"
-    assert "noise heads" in few.reason
-    equal = backend_for(**valid(mask=mask, v=torch.randn(1, 2, 6, 8)))
-    assert equal.backend == "sdpa"
-    assert "masks are not supported" in equal.reason
-    odd = backend_for(**valid(v=torch.randn(1, 2, 6, 5)))
-    assert "multiples of 8" in odd.reason
+    every_call = (
+        {},
+        {"mask": torch.ones(6, 6, dtype=torch.bool)},
+        {"q2": torch.randn(1, 2, 6, 8), "k2": torch.randn(1, 1, 6, 8)},  # fewer noise heads
+        {"v": torch.randn(1, 2, 6, 5)},
+        {"documents": torch.tensor([0, 0, 1, 1, 1, 2]), "causal": True, "window": 2},
+    )
+    for changes in every_call:
+        choice = backend_for(**valid(**changes))
+        assert (choice.backend, choice.level) == ("fused_cpu", "c++"), changes
+    doubles = {k: v.double() for k, v in valid().items() if isinstance(v, torch.Tensor)}
+    choice = backend_for(**valid(**doubles))
+    assert choice.level == "python"
+    assert "float64 is not supported" in choice.reason
 
 
 def test_an_empty_batch_is_no_error():

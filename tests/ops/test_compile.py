@@ -121,5 +121,6 @@ def test_windows_documents_and_dropout_export(name: str):
 def test_operators_pass_torch_library_checks(grad: bool):
     inputs = [t.requires_grad_(grad) for t in Case(Tq=9).inputs(torch.float32)]
     q1, k1, q2, k2, v, lam = inputs
-    arguments = (q1, k1, q2, k2, v, lam, None, None, True, 0.25, 0.25)
+    tensors = (q1, k1, q2, k2, v, lam, None, None, None, None)
+    arguments = (*tensors, True, 0, 0, 0.0, 0.0, 0.25, 0.25)
     torch.library.opcheck(torch.ops.antiphase.fused_attention.default, arguments)

@@ -132,10 +132,12 @@ def test_only_what_needs_a_gradient_gets_one(cxx):
     assert all(t.grad is None for i, t in enumerate(inputs) if i != 4)
 
 
-def test_vmap_raises_and_says_what_to_do():
+def test_transforms_run_by_the_formula_and_fused_cpu_says_what_to_do():
     inputs = [t[None] for t in Case(Tq=5).inputs()]
-    with pytest.raises(RuntimeError, match="does not support vmap"):
+    with pytest.raises(ValueError, match="supports neither forward-mode AD nor the transforms"):
         torch.vmap(lambda *t: diff_attention(*t, backend="fused_cpu"))(*inputs)
+    out = torch.vmap(diff_attention)(*inputs)
+    torch.testing.assert_close(out[0], diff_attention(*(t[0] for t in inputs)))
 
 
 def test_flop_counter_counts_two_maps_and_one_product():

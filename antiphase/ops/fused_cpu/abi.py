@@ -28,19 +28,19 @@ class TensorView(ctypes.Structure):
     ]
 
 
-_INTEGERS = """dtype kernel B H Hkv Tq Tk d1 d2 dv q2_group k2_group shared_keys causal window
+INTEGERS = """dtype kernel B H Hkv Tq Tk d1 d2 dv q2_group k2_group shared_keys causal window
 keep_first mask_dtype seed dropout block_rows pack_bytes"""
-_VIEWS = """q1 k1 q2 k2 v lam sink mask documents out max1 max2 inverse1 inverse2 dout dq1 dk1 dq2 dk2
-dv_ dlam dsink"""
+VIEWS = """q1 k1 q2 k2 v lam sink mask documents out max1 max2 inverse1 inverse2
+dout dq1 dk1 dq2 dk2 dv_ dlam dsink"""
 
 
 class KernelArguments(ctypes.Structure):
     """The arguments of one kernel call."""
 
     _fields_ = (
-        [(name, ctypes.c_int64) for name in _INTEGERS.split()]
+        [(name, ctypes.c_int64) for name in INTEGERS.split()]
         + [(name, ctypes.c_double) for name in ("scale1", "scale2", "softcap")]
-        + [(name, TensorView) for name in _VIEWS.split()]
+        + [(name, TensorView) for name in VIEWS.split()]
     )
 
 
@@ -66,13 +66,13 @@ def forward(library: Library, args: Arguments) -> tuple[Tensor, Tensor]:
     """
     decode, width = args.q1.shape[2] <= MAX_DECODE_ROWS, args.v.shape[-1]
     args = _for_kernel(args, any_width=decode)
-    call = _kernel_arguments(library, args, backward=False)
+    call = kernel_arguments(library, args, backward=False)
     rows = args.q1.shape[:3]
     out = args.q1.new_empty(*rows, args.v.shape[-1])
     stats = args.q1.new_empty(2 if args.q2 is None else 4, *rows, dtype=torch.float32)
     call.out = _view(out)
     _set_statistics(call, stats)
-    _run(library.handle.antiphase_forward, ctypes.byref(call), int(decode))
+    run(library.handle.antiphase_forward, ctypes.byref(call), int(decode))
     return out[..., :width].contiguous(), stats
 
 
@@ -86,14 +86,14 @@ def backward(
     given = args
     args = _for_kernel(args)
     dout = _contiguous_channels(_pad_channels(dout))
-    call = _kernel_arguments(library, args, backward=True)
+    call = kernel_arguments(library, args, backward=True)
     if args.q1.shape[2] <= MAX_DECODE_ROWS:
         # Decoding adds in another order than the products of this pass, which need the maxima of
         # their own scores.
         stats, unused = torch.empty_like(stats), torch.empty_like(dout)
         call.out = _view(unused)
         _set_statistics(call, stats)
-        _run(library.handle.antiphase_forward, ctypes.byref(call), 0)
+        run(library.handle.antiphase_forward, ctypes.byref(call), 0)
     _set_statistics(call, stats)
     call.dout = _view(dout)
     H, Hkv = args.q1.shape[1], args.k1.shape[1]
@@ -107,7 +107,7 @@ def backward(
     per_row = (*args.q1.shape[:3], 1)
     dlam, dsink = (None if t is None else stats.new_empty(per_row) for t in (args.lam, args.sink))
     call.dlam, call.dsink = _view(dlam), _view(dsink)
-    _run(library.handle.antiphase_backward, ctypes.byref(call))
+    run(library.handle.antiphase_backward, ctypes.byref(call))
     originals = (given.q1, given.k1, given.q2, given.k2, given.v)
     grads = [
         None if t is None or grad is None else _reduce(grad, t)
@@ -163,6 +163,11 @@ def _pad_channels(t: Tensor) -> Tensor:
     return F.pad(t, (0, rest)) if rest else t
 
 
+def repeats_keys(args: Arguments) -> bool:
+    """Tell whether a noise head belongs to a part of a key head: then key heads are repeated."""
+    return args.k2 is not None and args.k1.shape[1] % args.k2.shape[1] != 0
+
+
 def _for_kernel(args: Arguments, any_width: bool = False) -> Arguments:
     """Bring the arguments into the form that the kernels take.
 
@@ -170,15 +175,16 @@ def _for_kernel(args: Arguments, any_width: bool = False) -> Arguments:
     repeated where a noise head belongs to a part of one. The mask gets contiguous keys.
     """
     k1, v = args.k1, args.v
-    if args.k2 is not None and k1.shape[1] % args.k2.shape[1]:
+    if args.k2 is not None and repeats_keys(args):
         heads = math.lcm(k1.shape[1], args.k2.shape[1])
         k1, v = repeat_heads(k1, heads), repeat_heads(v, heads)
-    tensors = {"q1": args.q1, "k1": k1, "q2": args.q2, "k2": args.k2, "v": v}
-    ready = {
-        name: None if t is None else _contiguous_channels(t if any_width else _pad_channels(t))
-        for name, t in tensors.items()
-    }
-    return dataclasses.replace(args, **ready, mask=_kernel_mask(args))
+
+    def ready(t: Tensor) -> Tensor:
+        return _contiguous_channels(t if any_width else _pad_channels(t))
+
+    q2, k2 = (None if t is None else ready(t) for t in (args.q2, args.k2))
+    q1, k1, v = ready(args.q1), ready(k1), ready(v)
+    return dataclasses.replace(args, q1=q1, k1=k1, q2=q2, k2=k2, v=v, mask=_kernel_mask(args))
 
 
 def _kernel_mask(args: Arguments) -> Tensor | None:
@@ -215,7 +221,7 @@ def _block_rows(kernel: str, args: Arguments, backward: bool) -> int:
     return max(32, min(rows, affordable))
 
 
-def _kernel_arguments(library: Library, args: Arguments, *, backward: bool) -> KernelArguments:
+def kernel_arguments(library: Library, args: Arguments, *, backward: bool) -> KernelArguments:
     """Return the kernel's arguments with its inputs filled in, after `_for_kernel`."""
     B, H, Tq, d1 = args.q1.shape
     _, Hkv, Tk, dv = args.v.shape
@@ -257,7 +263,8 @@ def _kernel_arguments(library: Library, args: Arguments, *, backward: bool) -> K
     return call
 
 
-def _run(function: Any, *arguments: object) -> None:
+def run(function: Any, arguments: object, *options: int) -> None:
+    """Call a kernel; raise what it reports."""
     message = ctypes.create_string_buffer(512)
-    if function(*arguments, message, len(message)):
+    if function(arguments, *options, message, len(message)):
         raise RuntimeError(f"antiphase CPU kernel: {message.value.decode(errors='replace')}")

@@ -48,7 +48,7 @@ def check_sizes(args: Arguments) -> None:
     if 0 in (H, Tq, Tk, d, v.shape[3]):
         raise ValueError("fused_attention: only the batch may be empty")
     if args.window < 0 or args.keep_first < 0 or (args.window and not args.causal):
-        raise ValueError("fused_attention: a window is positive and causal, keep_first not negative")
+        raise ValueError("fused_attention: window and keep_first are not negative, windows causal")
     if not 0 <= args.dropout < 1 or (args.dropout > 0) != (args.seed is not None):
         raise ValueError("fused_attention: dropout is a probability below 1 and needs a seed")
 

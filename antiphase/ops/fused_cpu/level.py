@@ -25,6 +25,11 @@ def python_level() -> Iterator[None]:
         _python_only.reset(token)
 
 
+def requested_python() -> bool:
+    """Tell whether this runs inside `python_level`."""
+    return _python_only.get()
+
+
 def unsupported_by_cpp(args: Arguments) -> str | None:
     """Say why the C++ level has no code for these arguments; None if it has."""
     if args.q1.dtype not in abi.DTYPES:
@@ -34,7 +39,7 @@ def unsupported_by_cpp(args: Arguments) -> str | None:
 
 def why_python(args: Arguments) -> str | None:
     """Say why the Python level runs these arguments now; None if the C++ level does."""
-    if _python_only.get():
+    if requested_python():
         return "requested by python_level()"
     return unsupported_by_cpp(args) or _unavailable()
 

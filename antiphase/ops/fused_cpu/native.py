@@ -195,7 +195,7 @@ def open_library(path: Path) -> ctypes.CDLL:
     """Load the library into this process and declare its functions."""
     try:
         handle = ctypes.CDLL(str(path))
-        integer, text, arguments = ctypes.c_int64, ctypes.c_char_p, ctypes.POINTER(KernelArguments)
+        integer, text, arguments = ctypes.c_int64, ctypes.c_char_p, ctypes.c_void_p
         handle.antiphase_arguments_size.restype = integer
         handle.antiphase_rate.argtypes, handle.antiphase_rate.restype = [integer], ctypes.c_double
         handle.antiphase_forward.argtypes = [arguments, integer, text, integer]

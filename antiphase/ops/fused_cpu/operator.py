@@ -4,52 +4,53 @@ As operators, they appear as one node to `torch.compile`, `torch.export` and the
 level runs, C++ or Python, is decided inside, call by call.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from antiphase.ops import reference
 from antiphase.ops.arguments import Arguments, statistics_dtype
 from antiphase.ops.fused_cpu import abi, blocks, native
 from antiphase.ops.fused_cpu.checks import check_gradient_sizes, check_sizes
+from antiphase.ops.fused_cpu.eager import is_eager
 from antiphase.ops.fused_cpu.level import why_python
+
+_TENSORS = 10  # the arguments of `_forward` that are tensors; they come first
 
 
 def forward(args: Arguments) -> Tensor:
     """Return the output [B, H, Tq, dv]."""
-    out: Tensor = _forward(
-        *(args.q1, args.k1, args.q2, args.k2, args.v, args.lam, args.sink, args.mask),
-        *(args.documents, args.seed, args.causal, args.window, args.keep_first, args.dropout),
-        *(args.softcap, args.scale1, args.scale2),
-    )[0]
+    pairs = (args.q1, args.k1, args.q2, args.k2, args.v)
+    tensors = (*pairs, args.lam, args.sink, args.mask, args.documents, args.seed)
+    visible = (args.causal, args.window, args.keep_first)
+    options = (*visible, args.dropout, args.softcap, args.scale1, args.scale2)
+    out: Tensor
+    given = [t for t in tensors if t is not None]
+    if not args.q1.shape[0] or not is_eager(*given):
+        out = _forward(*tensors, *options)[0]
+    elif torch.is_grad_enabled() and any(t.requires_grad for t in given):
+        out = _Eager.apply(*tensors, *options)[0]  # type: ignore[no-untyped-call]
+    else:
+        out = _run(args)[0]
     return out
 
 
-def _arguments(
-    q1: Tensor,
-    k1: Tensor,
-    q2: Tensor | None,
-    k2: Tensor | None,
-    v: Tensor,
-    lam: Tensor | None,
-    sink: Tensor | None,
-    mask: Tensor | None,
-    documents: Tensor | None,
-    seed: Tensor | None,
-    causal: bool,
-    window: int,
-    keep_first: int,
-    dropout: float,
-    softcap: float,
-    scale1: float,
-    scale2: float,
-) -> Arguments:
-    """Return the operators' arguments as `Arguments`, after a check that no kernel reads beyond."""
-    args = Arguments(
+def _run(args: Arguments) -> tuple[Tensor, Tensor]:
+    if why_python(args) is None:
+        return abi.forward(native.library(), args)
+    return blocks.forward(args)
+
+
+def _arguments(*inputs: Any) -> Arguments:
+    """Return the arguments of `_forward`, in its order, as `Arguments`."""
+    q1, k1, q2, k2, v, lam, sink, mask, documents, seed = inputs[:_TENSORS]
+    causal, window, keep_first, dropout, softcap, scale1, scale2 = inputs[_TENSORS:]
+    return Arguments(
         *(q1, k1, q2, k2, v, lam, sink, mask, causal, scale1, scale2),
         *(documents, seed, window, keep_first, dropout, softcap),
     )
-    check_sizes(args)
-    return args
 
 
 @torch.library.custom_op("antiphase::fused_attention", mutates_args=(), device_types="cpu")
@@ -77,11 +78,8 @@ def _forward(
         *(q1, k1, q2, k2, v, lam, sink, mask, documents, seed),
         *(causal, window, keep_first, dropout, softcap, scale1, scale2),
     )
-    if not q1.shape[0]:
-        return _empty_results(q1, q2, v)
-    if why_python(args) is None:
-        return abi.forward(native.library(), args)
-    return blocks.forward(args)
+    check_sizes(args)
+    return _run(args) if q1.shape[0] else _empty_results(q1, q2, v)
 
 
 def _empty_results(q1: Tensor, q2: Tensor | None, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,6 +123,7 @@ def _backward(
         *(q1, k1, q2, k2, v, lam, sink, mask, documents, seed),
         *(causal, window, keep_first, dropout, softcap, scale1, scale2),
     )
+    check_sizes(args)
     check_gradient_sizes(args, dout, stats)
     if not q1.shape[0]:
         return _empty_gradients(stats, q1, k1, q2, k2, v, lam, sink)
@@ -147,9 +146,6 @@ def _(dout, stats, q1, k1, q2, k2, v, lam, sink, *args):  # type: ignore[no-unty
     return _empty_gradients(stats, q1, k1, q2, k2, v, lam, sink)
 
 
-_TENSORS = 10  # the arguments of `_forward` that are tensors come first
-
-
 def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
     tensors, ctx.options = inputs[:_TENSORS], inputs[_TENSORS:]
     stats = output[1]
@@ -160,11 +156,26 @@ def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
 def _differentiate(ctx, dout, _):  # type: ignore[no-untyped-def]
     *tensors, stats = ctx.saved_tensors
     q1, k1, q2, k2, v, lam, sink, *_ = tensors
+    without_gradient = (None,) * (3 + len(ctx.options))
+    if torch._C._functorch.is_legacy_batchedtensor(dout):
+        return *_batched_gradients(dout, tensors, ctx.options), *without_gradient
     grads = iter(_backward(dout, stats, *tensors, *ctx.options))
     *inputs, dsink = (None if t is None else next(grads) for t in (q1, k1, q2, k2, v, lam, sink))
     if dsink is not None:
         dsink = dsink.sum((0, 2, 3))
-    return *inputs, dsink, *(None for _ in range(3 + len(ctx.options)))
+    return *inputs, dsink, *without_gradient
+
+
+def _batched_gradients(
+    dout: Tensor, tensors: list[Tensor | None], options: tuple[Any, ...]
+) -> list[Tensor | None]:
+    """Return the gradients for several `dout` at once (`is_grads_batched`), by the formula."""
+    leaves = [None if t is None else t.detach().requires_grad_() for t in tensors[:7]]
+    with torch.enable_grad():
+        out = reference.forward(_arguments(*leaves, *tensors[7:], *options))
+    given = [t for t in leaves if t is not None]
+    grads = iter(torch.autograd.grad(out, given, dout))
+    return [None if t is None else next(grads) for t in leaves]
 
 
 def _no_second_derivative(ctx, *_):  # type: ignore[no-untyped-def]
@@ -172,6 +183,17 @@ def _no_second_derivative(ctx, *_):  # type: ignore[no-untyped-def]
         "antiphase's fused_cpu backend has no second derivatives; "
         "use backend='reference', which is plain autograd"
     )
+
+
+class _Eager(torch.autograd.Function):
+    """The forward operator outside the dispatcher; its gradient is the same."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+        return _run(_arguments(*inputs))
+
+    setup_context = staticmethod(_save)
+    backward = staticmethod(_differentiate)
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)

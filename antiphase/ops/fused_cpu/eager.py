@@ -1,0 +1,20 @@
+"""Whether a call may skip PyTorch's dispatcher, which costs more than the attention of a query."""
+
+import torch
+import torch.autograd.forward_ad
+from torch import Tensor
+from torch.nn import Parameter
+
+
+def is_eager(*tensors: object) -> bool:
+    """Tell whether these are plain tensors, and nothing traces, counts or transforms the call."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return False
+    plain = all(type(t) is Tensor or type(t) is Parameter for t in tensors)
+    return plain and not transforms_active()
+
+
+def transforms_active() -> bool:
+    """Tell whether forward-mode AD or a `torch.func` transform is on, which need plain autograd."""
+    dual_level: int = torch.autograd.forward_ad._current_level
+    return dual_level >= 0 or torch._C._functorch.maybe_current_level() is not None
