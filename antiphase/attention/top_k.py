@@ -75,10 +75,10 @@ class TopK(Attention):
         dtype = statistics_dtype(q.dtype)  # as the softmax: rounded scores would have ties
         with without_autocast(q.device):
             scores = q.to(dtype) @ k.to(dtype).mT * self.head_dim**-0.5
-        if masking.softcap is not None:
-            scores = masking.softcap * torch.tanh(scores / masking.softcap)
         biased = mask is not None and mask.dtype != torch.bool
         if biased:
+            if masking.softcap is not None:  # else it does not change the order
+                scores = masking.softcap * torch.tanh(scores / masking.softcap)
             scores = scores + mask
         visible = masking.visible(q, k)
         if visible is not None:
