@@ -140,9 +140,12 @@ def _checked_rows(rows: Tensor | Literal["all"] | None, ids: Tensor) -> Tensor:
     return rows
 
 
-def _visible(rows: Tensor, T: int) -> Tensor:
-    """Return which keys each row can attend to under a causal mask."""
-    return torch.arange(T, device=rows.device) <= rows[:, None, :, None]  # [B, 1, n, T]
+def _visible(rows: Tensor, T: int, layer: Attention) -> Tensor:
+    """Return which keys each row can attend to: causal, within the layer's window."""
+    key, row = torch.arange(T, device=rows.device), rows[:, None, :, None]
+    if layer.window is None:
+        return key <= row  # [B, 1, n, T]
+    return (key <= row) & ((key > row - layer.window) | (key < layer.keep_first))
 
 
 def _at(t: Tensor | None, rows: Tensor) -> Tensor | None:
@@ -165,7 +168,8 @@ def _record_ours(
 
     def record(layer: Attention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         heads = _at_rows(_project(layer, args[0], kwargs), rows)
-        found = layer.maps(heads, causal=False, mask=_visible(rows, heads.k.shape[2]))
+        visible = _visible(rows, heads.k.shape[2], layer)
+        found = layer.maps(heads, layer.masking(causal=False, mask=visible))
         kept = LayerMaps(
             found["signal"].float(),
             found["difference"].float(),
@@ -175,7 +179,7 @@ def _record_ours(
         if scores:
             pairs = [(heads.q, heads.k), (heads.q2, heads.k2)]
             kept.scores = [
-                _scores(q, k).masked_fill(~_visible(rows, k.shape[2]), -torch.inf)
+                _scores(q, k, layer.softcap).masked_fill(~visible, -torch.inf)
                 for q, k in pairs
                 if q is not None and k is not None and k.dim() == 4
             ]
@@ -244,8 +248,9 @@ def _at_rows(heads: Heads, rows: Tensor) -> Heads:
     return dataclasses.replace(heads, q=q, q2=_at(heads.q2, rows), lam=_at(heads.lam, rows))
 
 
-def _scores(q: Tensor, k: Tensor) -> Tensor:
-    return (q.float() @ repeat_heads(k, q.shape[1]).float().mT) * q.shape[-1] ** -0.5
+def _scores(q: Tensor, k: Tensor, softcap: float | None) -> Tensor:
+    scores = (q.float() @ repeat_heads(k, q.shape[1]).float().mT) * q.shape[-1] ** -0.5
+    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
 
 @contextlib.contextmanager

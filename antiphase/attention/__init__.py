@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from antiphase.attention.base import Attention as Attention
     from antiphase.attention.heads import Cache as Cache
     from antiphase.attention.heads import Heads as Heads
+    from antiphase.attention.masking import Masking as Masking
 
 _MODULES = {
     **{class_name: name for name, class_name in CLASSES.items()},
     "Attention": "base",
     "Cache": "heads",
     "Heads": "heads",
+    "Masking": "masking",
 }
 __all__ = ["MECHANISMS", "mechanism", *_MODULES]
 __getattr__ = lazy_names(__name__, _MODULES)

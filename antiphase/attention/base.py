@@ -8,6 +8,7 @@ A mechanism implements four steps:
     maps(heads)                 the attention maps that `attend` never materialises
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from antiphase.attention.heads import Cache, Heads, Inputs, Rotary
+from antiphase.attention.masking import Masking
 from antiphase.ops import rotary_table
 from antiphase.options import build
 
@@ -38,6 +40,11 @@ class Attention(nn.Module, ABC):
         eps: of the head norm.
         rope_theta: RoPE at positions 0..T-1 with this base; None for no RoPE, or for a model that
             passes `rotary` to `forward`.
+        window: sliding window: each token attends to so many tokens, the last of which is itself;
+            None for all. Needs causal calls.
+        keep_first: with a window, so many first tokens (of the token's document) stay visible.
+        dropout: probability to drop a weight of the map that is applied to V, in training only.
+        softcap: softmax scores s become softcap * tanh(s / softcap); None for no cap.
         **options: the mechanism's own, the fields of its `Options`.
 
     Raises:
@@ -62,6 +69,10 @@ class Attention(nn.Module, ABC):
         bias: bool = False,
         eps: float = 1e-5,
         rope_theta: float | None = None,
+        window: int | None = None,
+        keep_first: int = 0,
+        dropout: float = 0.0,
+        softcap: float | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -71,6 +82,14 @@ class Attention(nn.Module, ABC):
         self.head_dim = hidden_size // num_heads if head_dim is None else head_dim
         self.layer, self.bias, self.eps, self.rope_theta = layer, bias, eps, rope_theta
         _check_ranges(self.head_dim, layer, eps, rope_theta)
+        self.window, self.keep_first = window, keep_first
+        self.dropout, self.softcap = dropout, softcap
+        _check_masking(window, keep_first, dropout, softcap)
+        if self.running_state and window is not None:
+            raise ValueError(
+                f"window: got {window}, but {self.name} keeps a running sum over all keys, from "
+                "which none can be taken out again; leave window out"
+            )
         self.options: Any = build(f"mechanism {self.name!r}", self.Options, options)
         self.build()
         if rope_theta is not None:
@@ -85,16 +104,15 @@ class Attention(nn.Module, ABC):
         """Return queries, keys and values per head, with RoPE applied and the cache extended."""
 
     @abstractmethod
-    def attend(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
+    def attend(self, heads: Heads, masking: Masking, backend: str) -> Tensor:
         """Return the output of each head before its norm, [B, h, Tq, dv].
 
-        It is the map `difference` of `maps`, applied to V. With running noise, this call stores the
-        new state in the cache, so it is made once per `project`.
+        It is the map `difference` of `maps`, after dropout, applied to V. With running noise, this
+        call stores the new state in the cache, so it is made once per `project`.
 
         Args:
             heads: what `project` returned.
-            causal: aligned to the last key.
-            mask: None or [B | 1, h | 1, Tq | 1, Tk], boolean (True: attend) or additive.
+            masking: of this call.
             backend: of `antiphase.ops`.
         """
 
@@ -103,18 +121,38 @@ class Attention(nn.Module, ABC):
         """Return the layer's output [B, Tq, D] from the heads' outputs [B, h, Tq, dv]."""
 
     @abstractmethod
-    def maps(self, heads: Heads, *, causal: bool, mask: Tensor | None) -> dict[str, Tensor]:
+    def maps(self, heads: Heads, masking: Masking) -> dict[str, Tensor]:
         """Return the attention maps [B, h, Tq, Tk] by name.
 
         Args:
             heads: what `project` returned.
-            causal: aligned to the last key.
-            mask: as for `attend`.
+            masking: of this call.
 
         Returns:
-            `signal` (A1) and `difference` (the map that is applied to V); with a noise term also
-            `noise` (A2) and `lam` [B, h, Tq, 1].
+            `signal` (A1) and `difference` (the map that is applied to V, before dropout); with a
+            noise term also `noise` (A2) and `lam` [B, h, Tq, 1].
         """
+
+    def masking(
+        self, *, causal: bool, mask: Tensor | None = None, documents: Tensor | None = None
+    ) -> Masking:
+        """Return what `attend` and `maps` take, with this layer's window, soft-cap and dropout.
+
+        Args:
+            causal: aligned to the last key. The window is applied only then: a mask for
+                causal=False has to contain it.
+            mask: None or [B | 1, h | 1, Tq | 1, Tk], boolean (True: attend) or additive.
+            documents: document id of every key, [B | 1, Tk].
+        """
+        return Masking(
+            causal=causal,
+            mask=mask,
+            documents=documents,
+            window=self.window if causal else None,
+            keep_first=self.keep_first if causal else 0,
+            softcap=self.softcap,
+            dropout=self.dropout if self.training else 0.0,
+        )
 
     def applied_map(self, difference: Tensor) -> Tensor:
         """Return the map that is applied to V, from A1 - lam A2 [B, h, Tq, Tk].
@@ -166,6 +204,7 @@ class Attention(nn.Module, ABC):
         *,
         causal: bool = False,
         mask: Tensor | None = None,
+        documents: Tensor | None = None,
         rotary: Rotary | None = None,
         context_rotary: Rotary | None = None,
         cache: Cache | None = None,
@@ -180,27 +219,53 @@ class Attention(nn.Module, ABC):
             causal: each token attends to itself and earlier ones; only without a context.
             mask: boolean padding mask [B, Tk], True where a key is a real token; or 4 dimensions
                 that broadcast to [B, h, T, Tk], boolean (True: attend) or additive.
+            documents: packed sequences: the document id of every key, [B, Tk] or [Tk]. A token
+                attends only to those of its own document, a run of equal ids.
             rotary: RoPE's cos and sin by head width, at the queries' positions.
             context_rotary: the same for the keys of a context; `rotary` by default.
-            cache: of this layer; new keys and values are appended to it.
+            cache: of this layer; new keys and values are appended to it. Where it keeps only the
+                last keys, so it does with `mask` and `documents`.
             backend: of `antiphase.ops`: "auto", "reference", "sdpa" or "fused_cpu".
             return_maps: return (output, maps) with the maps of `maps`.
 
         Returns:
             [B, T, D], or with `return_maps` that and a dictionary of maps [B, h, T, Tk].
         """
-        if context is not None and causal:
-            raise ValueError("causal: a context has no order with x; pass causal=False")
+        self._check_call(context, causal, mask, documents)
         if rotary is None:
             rotary = self._default_rotary(x, context, cache)
         key_rotary = rotary if context_rotary is None else context_rotary
         context = x if context is None else context
         heads = self.project(Inputs(x, context, rotary, key_rotary, cache))
-        mask = None if mask is None else _four_dimensions(mask, len(x), heads.k.shape[2])
-        out = self.output(self.attend(heads, causal=causal, mask=mask, backend=backend), heads)
-        if return_maps:
-            return out, self.maps(heads, causal=causal, mask=mask)
-        return out
+        Tk = heads.k.shape[2]
+        if cache is not None:
+            mask, documents = (None if t is None else t[..., -Tk:] for t in (mask, documents))
+        masking = self.masking(
+            causal=causal,
+            mask=None if mask is None else _four_dimensions(mask, len(x), Tk),
+            documents=None if documents is None else documents.reshape(-1, documents.shape[-1]),
+        )
+        out = self.output(self.attend(heads, masking, backend), heads)
+        return (out, self.maps(heads, masking)) if return_maps else out
+
+    def _check_call(
+        self,
+        context: Tensor | None,
+        causal: bool,
+        mask: Tensor | None,
+        documents: Tensor | None,
+    ) -> None:
+        if context is not None and causal:
+            raise ValueError("causal: a context has no order with x; pass causal=False")
+        if context is not None and documents is not None:
+            raise ValueError(
+                "documents: are those of the tokens x, which a context does not have; pass a mask"
+            )
+        if self.window is not None and not causal and (mask is None or mask.dim() != 4):
+            raise ValueError(
+                f"causal: got False in a layer with a window of {self.window}; pass causal=True, "
+                "or a mask of 4 dimensions that contains the window"
+            )
 
     def _default_rotary(self, x: Tensor, context: Tensor | None, cache: Cache | None) -> Rotary:
         """Return cos and sin at positions 0..T-1, or an empty table without `rope_theta`."""
@@ -218,7 +283,9 @@ class Attention(nn.Module, ABC):
     def extra_repr(self) -> str:
         """Show the heads and options."""
         heads = ", ".join(f"{name}={n}" for name, n in self.head_counts.items())
-        return f"{heads}, head_dim={self.head_dim}, {self.options}"
+        names = ("window", "keep_first", "dropout", "softcap")
+        masking = "".join(f", {n}={getattr(self, n)}" for n in names if getattr(self, n))
+        return f"{heads}, head_dim={self.head_dim}{masking}, {self.options}"
 
 
 def _four_dimensions(mask: Tensor, B: int, Tk: int) -> Tensor:
@@ -243,6 +310,22 @@ def _check_ranges(head_dim: int, layer: int, eps: float, rope_theta: float | Non
         raise ValueError(f"layer: got {layer}, expected 0 for the first")
     if eps <= 0 or (rope_theta is not None and rope_theta <= 0):
         raise ValueError(f"eps, rope_theta: got {eps}, {rope_theta}, expected numbers above 0")
+
+
+def _check_masking(
+    window: int | None, keep_first: int, dropout: float, softcap: float | None
+) -> None:
+    if window is not None and window < 1:
+        raise ValueError(f"window: got {window}, expected at least 1, or None for no window")
+    if keep_first < 0 or (keep_first and window is None):
+        raise ValueError(
+            f"keep_first: got {keep_first} with window={window}, expected at least 0, and above 0 "
+            "only with a window"
+        )
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout: got {dropout}, expected a probability, 0 <= dropout < 1")
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise ValueError(f"softcap: got {softcap}, expected a number above 0, or None for no cap")
 
 
 def _check_heads(hidden: int, heads: int, kv_heads: int, head_dim: int | None) -> None:

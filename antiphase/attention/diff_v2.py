@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
+from antiphase.attention.masking import Masking
 from antiphase.attention.parts import two_softmax_maps
 from antiphase.ops import diff_attention, statistics_dtype
 
@@ -43,14 +44,14 @@ class DiffV2(Attention):
         lam = torch.sigmoid(lam.to(statistics_dtype(lam.dtype)))
         return Heads(x, q1, k, v, q2, k, lam=lam.mT[..., None])  # lam [B, h, Tq, 1]
 
-    def attend(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
-        return diff_attention(*heads.diff_arguments, causal=causal, mask=mask, backend=backend)
+    def attend(self, heads: Heads, masking: Masking, backend: str) -> Tensor:
+        return diff_attention(*heads.diff_arguments, **masking.of_output, backend=backend)
 
     def output(self, o: Tensor, heads: Heads) -> Tensor:
         return self.o_proj(merge_heads(o))
 
-    def maps(self, heads: Heads, *, causal: bool, mask: Tensor | None) -> dict[str, Tensor]:
-        return two_softmax_maps(heads, causal=causal, mask=mask)
+    def maps(self, heads: Heads, masking: Masking) -> dict[str, Tensor]:
+        return two_softmax_maps(heads, masking)
 
     @property
     def head_counts(self) -> dict[str, int]:

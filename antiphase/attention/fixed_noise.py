@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
+from antiphase.attention.masking import Masking
 from antiphase.attention.parts import HeadNorm, Lambda, NoiseOptions, halve_heads, per_row
 from antiphase.attention.running_noise import (
-    last_state,
-    new_key_padding,
+    needs_map,
+    running_arguments,
     store_state,
-    visible_keys,
+    visible_noise,
 )
 from antiphase.ops import (
     attention,
@@ -72,25 +73,25 @@ class FixedNoise(Attention):
         log_g = self._log_g(context)  # replaces the noise keys
         return Heads(x, q, k, v, k2=log_g, lam=self.lam(x), new=new, cache=inputs.cache)
 
-    def attend(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
-        keys = new_key_padding(self.name, heads, mask)
-        signal = attention(heads.q, heads.k, heads.v, causal=causal, mask=mask, backend=backend)
+    def attend(self, heads: Heads, masking: Masking, backend: str) -> Tensor:
         log_g, lam = heads.k2, heads.lam
         assert log_g is not None
         assert lam is not None
-        noise, state = prefix_attention(
-            log_g, heads.v_new, causal=causal, keys=keys, state=last_state(heads)
-        )
+        running = running_arguments(self.name, heads, masking)
+        noise, state = prefix_attention(log_g, heads.v_new, **running)
         store_state(heads, state)
+        if needs_map(masking):
+            return masking.apply(self.maps(heads, masking)["difference"], heads.v)
+        signal = attention(heads.q, heads.k, heads.v, **masking.of_output, backend=backend)
         return (signal - lam * repeat_heads(noise, self.h)).to(signal.dtype)  # lam is fp32
 
     def output(self, o: Tensor, heads: Heads) -> Tensor:
         return self.o_proj(merge_heads(self.norm(o)))
 
-    def maps(self, heads: Heads, *, causal: bool, mask: Tensor | None) -> dict[str, Tensor]:
-        visible = visible_keys(self.name, heads, causal=causal, mask=mask)
+    def maps(self, heads: Heads, masking: Masking) -> dict[str, Tensor]:
+        visible = visible_noise(self.name, heads, masking)
         assert heads.k2 is not None
-        A1 = attention_map(heads.q, heads.k, heads.v, causal=causal, mask=mask)
+        A1 = attention_map(heads.q, heads.k, heads.v, **masking.of_maps)
         A2 = repeat_heads(prefix_map(heads.k2, heads.q.shape[2], visible), self.h)
         lam = per_row(heads.lam, A1)
         return {"signal": A1, "noise": A2, "lam": lam, "difference": A1 - lam * A2}

@@ -19,6 +19,7 @@ from torch import Tensor, cat, nn
 
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
+from antiphase.attention.masking import Masking
 from antiphase.attention.parts import (
     Float32Parameters,
     HeadNorm,
@@ -127,14 +128,14 @@ class ForeignNoise(Attention):
                 "sequence of the batch; use batches of at least 2, or form='random'"
             )
 
-    def attend(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
-        return diff_attention(*heads.diff_arguments, causal=causal, mask=mask, backend=backend)
+    def attend(self, heads: Heads, masking: Masking, backend: str) -> Tensor:
+        return diff_attention(*heads.diff_arguments, **masking.of_output, backend=backend)
 
     def output(self, o: Tensor, heads: Heads) -> Tensor:
         return self.o_proj(merge_heads(self.norm(o)))
 
-    def maps(self, heads: Heads, *, causal: bool, mask: Tensor | None) -> dict[str, Tensor]:
-        return two_softmax_maps(heads, causal=causal, mask=mask)
+    def maps(self, heads: Heads, masking: Masking) -> dict[str, Tensor]:
+        return two_softmax_maps(heads, masking)
 
     @property
     def mixes_sequences(self) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
+from antiphase.attention.masking import Masking
 from antiphase.ops import attention, attention_map
 
 
@@ -48,13 +49,13 @@ class Gated(Attention):
         k, v = extend_cache(inputs.cache, k, v)  # [B, h_kv, Tk, d]
         return Heads(x, q, k, v)
 
-    def attend(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
-        return attention(heads.q, heads.k, heads.v, causal=causal, mask=mask, backend=backend)
+    def attend(self, heads: Heads, masking: Masking, backend: str) -> Tensor:
+        return attention(heads.q, heads.k, heads.v, **masking.of_output, backend=backend)
 
     def output(self, o: Tensor, heads: Heads) -> Tensor:
         gate = split_heads(torch.sigmoid(self.gate_proj(heads.x)), self.gate_width)
         return self.o_proj(merge_heads(o * gate))  # gate [B, h, Tq, d | 1]
 
-    def maps(self, heads: Heads, *, causal: bool, mask: Tensor | None) -> dict[str, Tensor]:
-        A = attention_map(heads.q, heads.k, heads.v, causal=causal, mask=mask)
+    def maps(self, heads: Heads, masking: Masking) -> dict[str, Tensor]:
+        A = attention_map(heads.q, heads.k, heads.v, **masking.of_maps)
         return {"signal": A, "difference": A}

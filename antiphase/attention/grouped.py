@@ -12,6 +12,7 @@ from torch import Tensor, cat, nn
 
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
+from antiphase.attention.masking import Masking
 from antiphase.attention.parts import (
     HeadNorm,
     Lambda,
@@ -76,14 +77,14 @@ class Grouped(Attention):
         k, k2 = keys.split([self.h_kv, self.h_kv_n], dim=1)
         return Heads(x, q, k, v, q2, k2, lam=self.lam(x))
 
-    def attend(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
-        return diff_attention(*heads.diff_arguments, causal=causal, mask=mask, backend=backend)
+    def attend(self, heads: Heads, masking: Masking, backend: str) -> Tensor:
+        return diff_attention(*heads.diff_arguments, **masking.of_output, backend=backend)
 
     def output(self, o: Tensor, heads: Heads) -> Tensor:
         return self.o_proj(merge_heads(self.norm(o)))
 
-    def maps(self, heads: Heads, *, causal: bool, mask: Tensor | None) -> dict[str, Tensor]:
-        return two_softmax_maps(heads, causal=causal, mask=mask)
+    def maps(self, heads: Heads, masking: Masking) -> dict[str, Tensor]:
+        return two_softmax_maps(heads, masking)
 
     def _signal_and_noise(self, t: Tensor) -> tuple[Tensor, Tensor]:
         """Split [B, T, groups * (ratio + 1) * d] into both kinds of heads, [B, heads, T, d]."""

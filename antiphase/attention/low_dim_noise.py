@@ -9,6 +9,7 @@ from torch import Tensor, cat, nn
 
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
+from antiphase.attention.masking import Masking
 from antiphase.attention.parts import (
     HeadNorm,
     Lambda,
@@ -65,14 +66,14 @@ class LowDimNoise(Attention):
         k, k2 = keys.split([d, r], dim=-1)
         return Heads(x, q, k, v, q2, k2, lam=self.lam(x))
 
-    def attend(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
-        return diff_attention(*heads.diff_arguments, causal=causal, mask=mask, backend=backend)
+    def attend(self, heads: Heads, masking: Masking, backend: str) -> Tensor:
+        return diff_attention(*heads.diff_arguments, **masking.of_output, backend=backend)
 
     def output(self, o: Tensor, heads: Heads) -> Tensor:
         return self.o_proj(merge_heads(self.norm(o)))
 
-    def maps(self, heads: Heads, *, causal: bool, mask: Tensor | None) -> dict[str, Tensor]:
-        return two_softmax_maps(heads, causal=causal, mask=mask)
+    def maps(self, heads: Heads, masking: Masking) -> dict[str, Tensor]:
+        return two_softmax_maps(heads, masking)
 
     @property
     def rotary_widths(self) -> tuple[int, ...]:

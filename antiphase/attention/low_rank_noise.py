@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
+from antiphase.attention.masking import Masking
 from antiphase.attention.parts import (
     HeadNorm,
     Lambda,
@@ -22,10 +23,10 @@ from antiphase.attention.parts import (
     per_row,
 )
 from antiphase.attention.running_noise import (
-    last_state,
-    new_key_padding,
+    needs_map,
+    running_arguments,
     store_state,
-    visible_keys,
+    visible_noise,
 )
 from antiphase.ops import attention, attention_map, linear_attention, linear_map
 
@@ -77,23 +78,23 @@ class LowRankNoise(Attention):
         k, v = extend_cache(inputs.cache, k, v)  # k2 is not cached: the running state replaces it
         return Heads(x, q, k, v, q2, k2, lam=self.lam(x), new=new, cache=inputs.cache)
 
-    def attend(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
-        keys = new_key_padding(self.name, heads, mask)
-        signal = attention(heads.q, heads.k, heads.v, causal=causal, mask=mask, backend=backend)
+    def attend(self, heads: Heads, masking: Masking, backend: str) -> Tensor:
         _, _, q2, k2, _, lam = heads.diff_arguments
-        noise, state = linear_attention(
-            q2, k2, heads.v_new, causal=causal, keys=keys, state=last_state(heads)
-        )
+        running = running_arguments(self.name, heads, masking)
+        noise, state = linear_attention(q2, k2, heads.v_new, **running)
         store_state(heads, state)
+        if needs_map(masking):
+            return masking.apply(self.maps(heads, masking)["difference"], heads.v)
+        signal = attention(heads.q, heads.k, heads.v, **masking.of_output, backend=backend)
         return (signal - lam * noise).to(signal.dtype)  # lam is fp32
 
     def output(self, o: Tensor, heads: Heads) -> Tensor:
         return self.o_proj(merge_heads(self.norm(o)))
 
-    def maps(self, heads: Heads, *, causal: bool, mask: Tensor | None) -> dict[str, Tensor]:
-        visible = visible_keys(self.name, heads, causal=causal, mask=mask)
+    def maps(self, heads: Heads, masking: Masking) -> dict[str, Tensor]:
+        visible = visible_noise(self.name, heads, masking)
         _, _, q2, k2, _, _ = heads.diff_arguments
-        A1 = attention_map(heads.q, heads.k, heads.v, causal=causal, mask=mask)
+        A1 = attention_map(heads.q, heads.k, heads.v, **masking.of_maps)
         A2 = linear_map(q2, k2, visible)
         lam = per_row(heads.lam, A1)
         return {"signal": A1, "noise": A2, "lam": lam, "difference": A1 - lam * A2}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from antiphase.attention.heads import Heads
+from antiphase.attention.masking import Masking
 from antiphase.ops import attention_maps, rms_norm, statistics_dtype
 
 
@@ -198,9 +199,9 @@ def halve_heads(name: str, num_heads: int, num_kv_heads: int) -> tuple[int, int]
     return num_heads // 2, num_kv_heads // 2
 
 
-def two_softmax_maps(heads: Heads, *, causal: bool, mask: Tensor | None) -> dict[str, Tensor]:
+def two_softmax_maps(heads: Heads, masking: Masking) -> dict[str, Tensor]:
     """Return signal, noise, lam and difference of a layer with two softmax maps per head."""
-    A1, A2, difference = attention_maps(*heads.diff_arguments, causal=causal, mask=mask)
+    A1, A2, difference = attention_maps(*heads.diff_arguments, **masking.of_maps)
     return {"signal": A1, "noise": A2, "lam": per_row(heads.lam, A1), "difference": difference}
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
+from antiphase.attention.masking import Masking
 from antiphase.attention.parts import Lambda, LambdaOptions, halve_heads, two_softmax_maps
 from antiphase.ops import rectified_attention, rectify
 
@@ -41,14 +42,14 @@ class Rectified(Attention):
         k1, k2 = k.split(d, dim=-1)
         return Heads(x, q1, k1, v, q2, k2, lam=self.lam(x))
 
-    def attend(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
-        return rectified_attention(*heads.diff_arguments, causal=causal, mask=mask)
+    def attend(self, heads: Heads, masking: Masking, backend: str) -> Tensor:
+        return rectified_attention(*heads.diff_arguments, **masking.of_output)
 
     def output(self, o: Tensor, heads: Heads) -> Tensor:
         return self.o_proj(merge_heads(o))
 
-    def maps(self, heads: Heads, *, causal: bool, mask: Tensor | None) -> dict[str, Tensor]:
-        maps = two_softmax_maps(heads, causal=causal, mask=mask)
+    def maps(self, heads: Heads, masking: Masking) -> dict[str, Tensor]:
+        maps = two_softmax_maps(heads, masking)
         return {**maps, "difference": self.applied_map(maps["difference"])}
 
     def applied_map(self, difference: Tensor) -> Tensor:

@@ -4,14 +4,43 @@ Its noise A2 V is computed cumulatively over the keys. Decoding keeps a state of
 place of the noise's keys.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from antiphase.attention.heads import Heads
-from antiphase.ops.arguments import causal_mask
+from antiphase.attention.masking import Masking
 
 
-def new_key_padding(name: str, heads: Heads, mask: Tensor | None) -> Tensor | None:
+def needs_map(masking: Masking) -> bool:
+    """Return whether the noise has no running form: the difference is materialised.
+
+    Dropout drops single weights of the difference. Without causal order, documents have no running
+    sum.
+    """
+    return masking.dropout > 0 or (masking.documents is not None and not masking.causal)
+
+
+def running_arguments(name: str, heads: Heads, masking: Masking) -> dict[str, Any]:
+    """Return the arguments of `linear_attention` and `prefix_attention`: mask, documents, state."""
+    packed = masking.documents is not None and masking.causal  # else see `needs_map`
+    return {
+        "causal": masking.causal,
+        "keys": _new_key_padding(name, heads, masking.mask),
+        "starts": _starts(masking.documents, heads) if packed else None,
+        "state": None if heads.cache is None else heads.cache.state(),
+    }
+
+
+def _starts(documents: Tensor | None, heads: Heads) -> Tensor:
+    """Return where the keys that this call added start a document, [B, new]."""
+    assert documents is not None
+    documents = documents.expand(len(heads.x), -1)
+    return (documents != documents.roll(1, dims=-1))[:, -heads.new :]
+
+
+def _new_key_padding(name: str, heads: Heads, mask: Tensor | None) -> Tensor | None:
     """Return the padding mask of the keys that this call added, [B, new], True: a real token.
 
     Args:
@@ -33,18 +62,13 @@ def new_key_padding(name: str, heads: Heads, mask: Tensor | None) -> Tensor | No
     return mask[:, 0, 0, -heads.new :].expand(len(heads.x), -1)
 
 
-def last_state(heads: Heads) -> Tensor | None:
-    """Return the state after earlier calls; None without a cache, or at the first call."""
-    return None if heads.cache is None else heads.cache.state()
-
-
 def store_state(heads: Heads, state: Tensor) -> None:
     """Store the state after this call's keys in the cache, if there is one."""
     if heads.cache is not None:
         heads.cache.store(state)
 
 
-def visible_keys(name: str, heads: Heads, *, causal: bool, mask: Tensor | None) -> Tensor | None:
+def visible_noise(name: str, heads: Heads, masking: Masking) -> Tensor | None:
     """Return where a query may attend, broadcastable to [B, h, Tq, Tk]; None for everywhere.
 
     Raises:
@@ -55,10 +79,6 @@ def visible_keys(name: str, heads: Heads, *, causal: bool, mask: Tensor | None) 
             f"maps: {name} keeps a running state, not the noise keys of earlier tokens; request "
             "the maps of the complete sequence at once, without a cache"
         )
-    if mask is not None and mask.dtype != torch.bool:
-        raise ValueError(f"mask: got {mask.dtype}; {name} takes only a boolean one")
-    if not causal:
-        return mask
-    T = heads.k.shape[2]
-    below = causal_mask(T, T, heads.k.device)
-    return below if mask is None else below & mask
+    if masking.mask is not None and masking.mask.dtype != torch.bool:
+        raise ValueError(f"mask: got {masking.mask.dtype}; {name} takes only a boolean one")
+    return masking.visible(heads.q, heads.k)

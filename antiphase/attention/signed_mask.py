@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
+from antiphase.attention.masking import Masking
 from antiphase.attention.parts import Float32Parameters, check_at_least_one
 from antiphase.ops import attention_map, repeat_heads, statistics_dtype, without_autocast
 
@@ -71,16 +72,14 @@ class SignedMask(Attention):
         k, sign_k = keys.split([d, r], dim=-1)
         return Heads(x, q, k, v, q2=sign_q, k2=sign_k)
 
-    def attend(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
-        A = self.maps(heads, causal=causal, mask=mask)["difference"]
-        with without_autocast(A.device):
-            return (A @ repeat_heads(heads.v, self.num_heads).to(A.dtype)).to(heads.v.dtype)
+    def attend(self, heads: Heads, masking: Masking, backend: str) -> Tensor:
+        return masking.apply(self.maps(heads, masking)["difference"], heads.v)
 
     def output(self, o: Tensor, heads: Heads) -> Tensor:
         return self.o_proj(merge_heads(o))
 
-    def maps(self, heads: Heads, *, causal: bool, mask: Tensor | None) -> dict[str, Tensor]:
-        A = attention_map(heads.q, heads.k, heads.v, causal=causal, mask=mask)
+    def maps(self, heads: Heads, masking: Masking) -> dict[str, Tensor]:
+        A = attention_map(heads.q, heads.k, heads.v, **masking.of_maps)
         assert heads.q2 is not None
         assert heads.k2 is not None
         dtype = statistics_dtype(heads.q.dtype)  # as the softmax: fp32, or fp64 for fp64

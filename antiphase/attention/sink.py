@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
+from antiphase.attention.masking import Masking
 from antiphase.attention.parts import Float32Parameters
 from antiphase.ops import attention, attention_map
 
@@ -45,17 +46,13 @@ class Sink(Attention):
         k, v = extend_cache(inputs.cache, k, v)  # [B, h_kv, Tk, d]
         return Heads(x, q, k, v)
 
-    def attend(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
-        return attention(
-            heads.q, heads.k, heads.v, sink=self.sink.logits, causal=causal, mask=mask,
-            backend=backend,
-        )  # fmt: skip
+    def attend(self, heads: Heads, masking: Masking, backend: str) -> Tensor:
+        sink = self.sink.logits
+        return attention(heads.q, heads.k, heads.v, sink=sink, **masking.of_output, backend=backend)
 
     def output(self, o: Tensor, heads: Heads) -> Tensor:
         return self.o_proj(merge_heads(o))
 
-    def maps(self, heads: Heads, *, causal: bool, mask: Tensor | None) -> dict[str, Tensor]:
-        A = attention_map(
-            heads.q, heads.k, heads.v, sink=self.sink.logits, causal=causal, mask=mask
-        )
+    def maps(self, heads: Heads, masking: Masking) -> dict[str, Tensor]:
+        A = attention_map(heads.q, heads.k, heads.v, sink=self.sink.logits, **masking.of_maps)
         return {"signal": A, "difference": A}

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
+from antiphase.attention.masking import Masking
 from antiphase.attention.parts import check_at_least_one
 from antiphase.ops import (
     attention,
     attention_map,
-    causal_mask,
     repeat_heads,
     statistics_dtype,
     without_autocast,
@@ -56,33 +56,35 @@ class TopK(Attention):
         k, v = extend_cache(inputs.cache, k, v)  # [B, h_kv, Tk, d]
         return Heads(x, q, k, v)
 
-    def attend(self, heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
-        largest = self._largest(heads, causal, mask)
-        return attention(heads.q, heads.k, heads.v, mask=largest, backend=backend)
+    def attend(self, heads: Heads, masking: Masking, backend: str) -> Tensor:
+        masking = self._only_largest(heads, masking)
+        return attention(heads.q, heads.k, heads.v, **masking.of_output, backend=backend)
 
     def output(self, o: Tensor, heads: Heads) -> Tensor:
         return self.o_proj(merge_heads(o))
 
-    def maps(self, heads: Heads, *, causal: bool, mask: Tensor | None) -> dict[str, Tensor]:
-        largest = self._largest(heads, causal, mask)
-        A = attention_map(heads.q, heads.k, heads.v, mask=largest)
+    def maps(self, heads: Heads, masking: Masking) -> dict[str, Tensor]:
+        masking = self._only_largest(heads, masking)
+        A = attention_map(heads.q, heads.k, heads.v, **masking.of_maps)
         return {"signal": A, "difference": A}
 
     @torch.no_grad()  # the choice of keys has no gradient
-    def _largest(self, heads: Heads, causal: bool, mask: Tensor | None) -> Tensor:
-        """Return the mask of each query's k largest visible scores, [B, h, Tq, Tk]."""
-        q, k = heads.q, repeat_heads(heads.k, heads.q.shape[1])
+    def _only_largest(self, heads: Heads, masking: Masking) -> Masking:
+        """Return a masking that leaves each query the k largest of its visible scores."""
+        q, k, mask = heads.q, repeat_heads(heads.k, heads.q.shape[1]), masking.mask
         dtype = statistics_dtype(q.dtype)  # as the softmax: rounded scores would have ties
         with without_autocast(q.device):
             scores = q.to(dtype) @ k.to(dtype).mT * self.head_dim**-0.5
-        Tq, Tk = scores.shape[-2:]
-        if causal:
-            scores = scores.masked_fill(~causal_mask(Tq, Tk, scores.device, Tk - Tq), -torch.inf)
-        if mask is not None:
-            boolean = mask.dtype == torch.bool
-            scores = scores.masked_fill(~mask, -torch.inf) if boolean else scores + mask
-        least = scores.topk(min(self.options.k, Tk), dim=-1).values[..., -1:]
-        largest = (scores >= least) & (scores > -torch.inf)
-        if mask is None or mask.dtype == torch.bool:
-            return largest
-        return mask.float().expand_as(scores).masked_fill(~largest, -torch.inf)
+        biased = mask is not None and mask.dtype != torch.bool
+        if biased:
+            if masking.softcap is not None:  # else it does not change the order
+                scores = masking.softcap * torch.tanh(scores / masking.softcap)
+            scores = scores + mask
+        visible = masking.visible(q, k)
+        if visible is not None:
+            scores = scores.masked_fill(~visible, -torch.inf)
+        least = scores.topk(min(self.options.k, k.shape[2]), dim=-1).values[..., -1:]
+        largest = (scores >= least) & (scores > -torch.inf)  # [B, h, Tq, Tk]
+        if mask is not None and biased:
+            largest = mask.float().expand_as(scores).masked_fill(~largest, -torch.inf)
+        return Masking(mask=largest, softcap=masking.softcap, dropout=masking.dropout)

@@ -22,6 +22,8 @@ NORMS = ("rms", "layer")
 POSITIONS = ("rope", "sinusoidal", "none")
 MATCHES = ("parameters", "none")
 INITIALISATIONS = ("scaled", "published")
+FULL, SLIDING = "full_attention", "sliding_attention"  # transformers' names of layer types
+HYBRID = "hybrid"  # and of a layer with keys, values and a running state
 _SIZES = (
     "vocab_size",
     "hidden_size",
@@ -56,6 +58,14 @@ class AntiphaseConfig(PreTrainedConfig):
         max_position_embeddings: the context length; RoPE's scaling types use it.
         rms_norm_eps: of all norms.
         attention_bias: whether the projections of attention have a bias.
+        sliding_window: tokens that a token attends to in layers with a sliding window, the last of
+            which is itself; None for no window.
+        layer_types: "sliding_attention" or "full_attention" for each layer; with a
+            `sliding_window`, all layers have it by default.
+        attention_dropout: probability to drop a weight of the map that is applied to V, in
+            training.
+        attn_logit_softcapping: softmax scores s become c * tanh(s / c) with this c; None for no
+            cap.
         initializer_range: standard deviation of the initial weights.
         initialisation: "scaled": attention enters the residual stream at a small scale, alike for
             all mechanisms, and its logits have unit variance (`antiphase.models.initialisation`);
@@ -96,6 +106,10 @@ class AntiphaseConfig(PreTrainedConfig):
         max_position_embeddings: int = 2048,
         rms_norm_eps: float = 1e-5,
         attention_bias: bool = False,
+        sliding_window: int | None = None,
+        layer_types: list[str] | None = None,
+        attention_dropout: float = 0.0,
+        attn_logit_softcapping: float | None = None,
         initializer_range: float = 0.02,
         initialisation: str = "scaled",
         branch_scale: float = 1.0,
@@ -124,6 +138,9 @@ class AntiphaseConfig(PreTrainedConfig):
         self.max_position_embeddings = max_position_embeddings
         self.rms_norm_eps = rms_norm_eps
         self.attention_bias = attention_bias
+        self.sliding_window = sliding_window
+        self.attention_dropout = attention_dropout
+        self.attn_logit_softcapping = attn_logit_softcapping
         self.initializer_range = initializer_range
         self.initialisation = initialisation
         self.branch_scale = branch_scale
@@ -152,10 +169,10 @@ class AntiphaseConfig(PreTrainedConfig):
                 f"rope_parameters: got {rope_parameters}, but RoPE rotates all channels of a head; "
                 "leave partial_rotary_factor out"
             )
-        kwargs.pop("layer_types", None)  # derived, for DynamicCache(config=...) to read:
-        if mechanism(attention).running_state:
-            # transformers' name for a layer with keys, values and a running state
-            self.layer_types = ["hybrid"] * num_hidden_layers
+        self._check_masking()
+        # DynamicCache(config=...) reads them; a model without windows or states has none.
+        if (types := self._layer_types(layer_types)) is not None:
+            self.layer_types = types
         _ = self.feed_forward_width  # raises for sizes that do not fit, before a model is built
         super().__init__(**kwargs)
 
@@ -206,6 +223,15 @@ class AntiphaseConfig(PreTrainedConfig):
         """
         return self._layer_of(self.attention, self.attention_options, layer)
 
+    def layer_type(self, layer: int) -> str:
+        """Return transformers' name for the type of a layer.
+
+        Args:
+            layer: index of the block, from 0.
+        """
+        types = getattr(self, "layer_types", None)
+        return FULL if types is None else str(types[layer])
+
     def _layer_of(self, name: str, options: dict[str, Any], layer: int) -> Attention:
         module = mechanism(name)(
             self.hidden_size,
@@ -215,11 +241,59 @@ class AntiphaseConfig(PreTrainedConfig):
             layer=layer,
             bias=self.attention_bias,
             eps=self.rms_norm_eps,
+            window=self.sliding_window if self.layer_type(layer) == SLIDING else None,
+            dropout=self.attention_dropout,
+            softcap=self.attn_logit_softcapping,
             **options,
         )
         if self.position == "rope":
             module.check_rotary_widths("position='none'")
         return module
+
+    def _layer_types(self, given: list[str] | None) -> list[str] | None:
+        """Return the types of the layers, None if all have full attention and no state."""
+        window, layers = self.sliding_window, self.num_hidden_layers
+        for name in given or []:
+            if name not in (FULL, SLIDING, HYBRID):
+                raise ValueError(
+                    f"layer_types: got {name!r}, allowed are {FULL!r} and {SLIDING!r}"
+                    f"{nearest(str(name), (FULL, SLIDING))}"
+                )
+        if window is None:
+            if SLIDING in (given or []):
+                raise ValueError(
+                    f"layer_types: {SLIDING!r} needs a sliding_window, the number of tokens"
+                )
+            return [HYBRID] * layers if mechanism(self.attention).running_state else None
+        if given is None or HYBRID in given:
+            return [SLIDING] * layers
+        if len(given) != layers or SLIDING not in given:
+            raise ValueError(
+                f"layer_types: got {given} with sliding_window={window}, expected one of {FULL!r} "
+                f"and {SLIDING!r} for each of {layers} layers, and a sliding one among them"
+            )
+        return list(given)
+
+    def _check_masking(self) -> None:
+        window, dropout = self.sliding_window, self.attention_dropout
+        softcap = self.attn_logit_softcapping
+        if window is not None and not window >= 1:
+            raise ValueError(
+                f"sliding_window: got {window}, expected at least 1, or None for no window"
+            )
+        if window is not None and mechanism(self.attention).running_state:
+            raise ValueError(
+                f"sliding_window: got {window}, but {self.attention} keeps a running sum over all "
+                "tokens, from which none can be taken out again; pass None or another attention"
+            )
+        if not 0 <= dropout < 1:
+            raise ValueError(
+                f"attention_dropout: got {dropout}, expected a probability, 0 <= p < 1"
+            )
+        if softcap is not None and not 0 < softcap < math.inf:
+            raise ValueError(
+                f"attn_logit_softcapping: got {softcap}, expected a number above 0, or None"
+            )
 
     def _check_sizes(self) -> None:
         """Raise for a size that no model can have; `Attention` checks how sizes fit together."""

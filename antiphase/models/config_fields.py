@@ -1,7 +1,7 @@
 """Which keywords `AntiphaseConfig` accepts beside its own fields.
 
 transformers stores any keyword as an attribute. A misspelt field would silently keep its default,
-and a field of another architecture (`sliding_window`) would be stored without any effect.
+and a field of another architecture (`mlp_bias`) would be stored without any effect.
 """
 
 import dataclasses
@@ -31,9 +31,7 @@ _TRANSFORMERS_FIELDS = {field.name for field in dataclasses.fields(PreTrainedCon
 _NOT_IMPLEMENTED: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "attention_chunk_size": (None,),
-    "attention_dropout": (0,),
     "attention_probs_dropout_prob": (0,),
-    "attn_logit_softcapping": (None,),
     "attn_pdrop": (0,),
     "chunk_size_feed_forward": (0,),
     "dropout": (0,),
@@ -56,13 +54,11 @@ _NOT_IMPLEMENTED: dict[str, tuple[Any, ...]] = {
     "query_pre_attn_scalar": (None,),
     "resid_pdrop": (0,),
     "residual_multiplier": (1,),
-    "sliding_window": (None,),
     "tie_last_hidden_states": (None, True),
     "use_qk_norm": (False,),
     "use_sliding_window": (False,),
 }
 _ACTIVATIONS = {"swiglu": ("silu", "swish"), "relu": ("relu",)}  # hidden_act by feed_forward
-_LAYER_TYPES = ("full_attention", "hybrid")  # "hybrid" is how transformers marks a running state
 
 # What other architectures call our fields, where the spelling is too far off to guess.
 _OTHER_NAMES = {
@@ -101,10 +97,7 @@ def check_fields(
         raise ValueError(_unknown(name, own, attention))
     for name, value in given.items():
         off = _off_values(name, feed_forward)
-        if off is None:
-            continue
-        entries = value if name == "layer_types" and value is not None else [value]
-        if not all(entry in off for entry in entries):
+        if off is not None and value not in off:
             raise ValueError(
                 f"{name}: got {value!r}, which Antiphase models do not implement; leave it out or "
                 f"pass {' or '.join(map(repr, off))}"
@@ -136,8 +129,6 @@ def generation_fields(given: Collection[str], own: Collection[str]) -> set[str]:
 def _off_values(name: str, feed_forward: str) -> tuple[Any, ...] | None:
     if name in ("hidden_act", "hidden_activation"):
         return _ACTIVATIONS[feed_forward]
-    if name == "layer_types":
-        return (*_LAYER_TYPES, None)
     return _NOT_IMPLEMENTED.get(name)
 
 

@@ -160,7 +160,7 @@ class Block(GradientCheckpointingLayer):
 
         Args:
             x: [B, T, D].
-            mask: and the causal flag.
+            mask: with the causal flag and the documents of packed sequences.
             rotary: RoPE's cos and sin; empty without RoPE.
             cache: of this layer, or None.
             backend: of `antiphase.ops`.
@@ -173,6 +173,7 @@ class Block(GradientCheckpointingLayer):
             self.input_layernorm(x),
             causal=mask.causal,
             mask=mask.mask,
+            documents=mask.documents,
             rotary=rotary,
             cache=cache,
             backend=backend,

@@ -17,8 +17,9 @@ from antiphase.models.cache import LayerCache
 from antiphase.models.config import AntiphaseConfig
 from antiphase.models.initialisation import scaled_start
 from antiphase.models.layers import Block, RotaryPositions, norm_of, sinusoidal
-from antiphase.models.masks import BACKENDS, ops_mask
+from antiphase.models.masks import BACKENDS, ops_masks, packed_documents
 from antiphase.models.model_card import MODEL_TAGS, write_card
+from antiphase.ops.documents import document_ranges
 
 
 class AntiphasePreTrainedModel(PreTrainedModel):
@@ -143,13 +144,15 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         Args:
             input_ids: tokens [B, T]; or give `inputs_embeds`.
             attention_mask: padding mask [B, Tk], or a mask [B, 1, T, Tk] (True: attend).
-            position_ids: [B | 1, T]; by default they continue the cache. Positions that
-                restart at 0 mark packed sequences.
+            position_ids: [B | 1, T]; by default they continue the cache. Positions that do not
+                continue the one before mark packed sequences: no document attends to another.
             past_key_values: the KV cache.
             inputs_embeds: embedded tokens [B, T, D] in place of `input_ids`.
             use_cache: return the KV cache; the configuration's by default.
             **kwargs: `output_hidden_states`, `output_attentions` and `return_dict`. The attentions
-                are the maps that are applied to V: for a differential layer the differences.
+                are the maps that are applied to V: for a differential layer the differences. And
+                the boundaries of packed sequences that collators give beside or in place of
+                positions: `cu_seq_lens_q` or `seq_idx`.
 
         Returns:
             `last_hidden_state` [B, T, D], and the optional outputs that were requested.
@@ -160,11 +163,14 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=config)
+        self._check_cache(past_key_values)
+        documents = packed_documents(x, attention_mask, position_ids, past_key_values, kwargs)
+        masks = ops_masks(config, x, attention_mask, past_key_values, documents)
         if position_ids is None:
             past = 0 if past_key_values is None else past_key_values.get_seq_length()
             position_ids = (torch.arange(x.shape[1], device=x.device) + past)[None]
-        self._check_cache(past_key_values)
-        mask = ops_mask(config, x, attention_mask, past_key_values, position_ids)
+            if documents is not None:  # each document counts from 0
+                position_ids = position_ids - document_ranges(documents, x.shape[1])[..., 0]
         rotary = {}
         if config.position == "rope":
             rotary = self.rotary(x, position_ids)
@@ -172,7 +178,7 @@ class AntiphaseModel(AntiphasePreTrainedModel):
             x = x + sinusoidal(position_ids, config.hidden_size, x.dtype)
         return_map = bool(kwargs.get("output_attentions", config.output_attentions))
         for i, block in enumerate(self.layers):
-            cache = None
+            cache, mask = None, masks[config.layer_type(i)]
             if past_key_values is not None:
                 cache = LayerCache(past_key_values, i, causal=mask.mask is None)
             x, _ = block(
@@ -237,7 +243,8 @@ class AntiphaseForCausalLM(AntiphasePreTrainedModel, GenerationMixin):
         Args:
             input_ids: tokens [B, T]; or give `inputs_embeds`.
             attention_mask: padding mask [B, Tk], or a mask [B, 1, T, Tk] (True: attend).
-            position_ids: [B | 1, T]; by default they continue the cache.
+            position_ids: [B | 1, T]; by default they continue the cache. Positions that restart
+                mark packed sequences.
             past_key_values: the KV cache.
             inputs_embeds: embedded tokens [B, T, D] in place of `input_ids`.
             labels: [B, T], the tokens themselves (they are shifted here); -100 is ignored.

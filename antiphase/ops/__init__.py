@@ -12,12 +12,14 @@ from antiphase.ops.documents import documents_from_cu_seqlens, documents_from_po
 from antiphase.ops.dropout import dropout_mask
 from antiphase.ops.functional import (
     Maps,
+    apply_map,
     attention,
     attention_map,
     attention_maps,
     backend_for,
     diff_attention,
     rectified_attention,
+    visible_keys,
 )
 from antiphase.ops.norm import rms_norm
 from antiphase.ops.reference import rectify
@@ -26,6 +28,7 @@ from antiphase.ops.rotary import rotary_table, rotate
 __all__ = [
     "Choice",
     "Maps",
+    "apply_map",
     "attention",
     "attention_map",
     "attention_maps",
@@ -46,5 +49,6 @@ __all__ = [
     "rotary_table",
     "rotate",
     "statistics_dtype",
+    "visible_keys",
     "without_autocast",
 ]

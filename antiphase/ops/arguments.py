@@ -174,7 +174,7 @@ def validate(
         _expect("k2", k2, (B, "heads that divide q2's", Tk, d2), same_keys, k2.shape[3] == d2)
         _divides("k2", k2.shape[1], "q2", q2.shape[1])
     dtype = statistics_dtype(q1.dtype)
-    dropout = _check_dropout(dropout)
+    dropout, seed = check_dropout(dropout, seed)
     _check_window(window, keep_first, causal)
     return Arguments(
         q1=q1,
@@ -189,7 +189,7 @@ def validate(
         scale1=_check_scale("scale", scale, d),
         scale2=_check_scale("scale2", scale2, d if q2 is None else q2.shape[3]),
         documents=None if documents is None else _check_documents(documents, B, Tq, k1),
-        seed=_check_seed(seed) if dropout else None,
+        seed=seed,
         window=window or 0,
         keep_first=keep_first,
         dropout=dropout,
@@ -332,21 +332,24 @@ def _check_documents(documents: Tensor, B: int, Tq: int, k1: Tensor) -> Tensor:
     return document_ranges(documents.reshape(-1, Tk), Tq).expand(B, Tq, 2)
 
 
-def _check_dropout(dropout: float) -> float:
-    """Return the probability as the multiple of 2^-24 that the masks have."""
+def check_dropout(dropout: float, seed: Tensor | None) -> tuple[float, Tensor | None]:
+    """Return the probability as the multiple of 2^-24 that the masks have, and its seed.
+
+    Raises:
+        ValueError: If one of them is invalid.
+    """
     if not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
         raise ValueError(f"dropout: got {dropout}, expected a probability, 0 <= dropout < 1")
-    return min(round(dropout * STEPS), STEPS - 1) / STEPS
-
-
-def _check_seed(seed: Tensor | None) -> Tensor:
+    dropout = min(round(dropout * STEPS), STEPS - 1) / STEPS
+    if not dropout:
+        return 0.0, None
     if not isinstance(seed, Tensor) or seed.dtype != torch.int64 or seed.dim() or not seed.is_cpu:
         got = seed if not isinstance(seed, Tensor) else (seed.dtype, tuple(seed.shape), seed.device)
         raise ValueError(
             f"dropout_seed: got {got}, expected an int64 tensor of shape [] on the CPU, "
             "torch.tensor(seed)"
         )
-    return seed
+    return dropout, seed
 
 
 def _check_softcap(softcap: float | None) -> float:

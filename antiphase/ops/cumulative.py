@@ -4,8 +4,9 @@
     prefix:   A[i, j] = exp(s_j) / sum_{j' <= i} exp(s_j')                            O(T d)
 
 Each function returns the output A V and the state after the last key; the next call continues from
-that state. `linear_map` and `prefix_map` materialise the same maps. Everything is computed in fp32
-(fp64 for fp64 inputs).
+that state. Where a document starts (packed sequences), the sums and the state start again.
+`linear_map` and `prefix_map` materialise the same maps. Everything is computed in fp32 (fp64 for
+fp64 inputs).
 """
 
 import torch
@@ -30,6 +31,7 @@ def linear_attention(
     *,
     causal: bool,
     keys: Tensor | None = None,
+    starts: Tensor | None = None,
     state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute linear attention.
@@ -40,12 +42,18 @@ def linear_attention(
         v: Values [B, Hkv, Tk, dv].
         causal: Mask the future. Queries and keys are then the same positions (Tq = Tk).
         keys: Padding mask [B, Tk], True for keys that count.
+        starts: Where a document starts [B, Tk], True; only with `causal`. By default, none does:
+            the first key continues the document of `state`.
         state: The state of an earlier call [B, Hkv, r, dv + 1], or None at the start.
 
     Returns:
         The output [B, H, Tq, dv], and the state: sum of phi(k) v^T and, in its last column, of
-        phi(k).
+        phi(k), over the last document.
+
+    Raises:
+        ValueError: If `starts` is given without `causal`.
     """
+    _check_starts(starts, causal)
     with without_autocast(v.device):
         dtype, out_dtype = statistics_dtype(v.dtype), v.dtype
         fq, fk, v = fq.to(dtype), _zero_padding(fk.to(dtype), keys), v.to(dtype)
@@ -53,6 +61,8 @@ def linear_attention(
         if state is None:
             state = v.new_zeros(*fk.shape[:2], fk.shape[-1], v.shape[-1] + 1)
         state = state.to(dtype)
+        if starts is not None:
+            return _linear_over_documents(fq, fk, v, starts, state, out_dtype)
         if not causal or T == 1:
             state = state + fk.mT @ F.pad(v, (0, 1), value=1.0)
             out = fq @ repeat_heads(state, H)
@@ -71,6 +81,25 @@ def linear_attention(
         out = torch.baddbmm(fq @ S, within, v)
         out = out.view(len(state), H, z.shape[2], out.shape[-1])[:, :, :T]
         return out.to(out_dtype), after
+
+
+def _linear_over_documents(
+    fq: Tensor, fk: Tensor, v: Tensor, starts: Tensor, state: Tensor, out_dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return what `linear_attention` returns, causal and with documents that start at `starts`."""
+    H, T = fq.shape[1:3]
+    fq, fk, v = _chunks(fq), _chunks(fk), _chunks(F.pad(v, (0, 1), value=1.0))
+    ids, ends = _document_chunks(starts)
+    # The state after each chunk: sums over the keys of the document in which the chunk ends.
+    last = (ids == ids[..., -1:])[:, None, :, :, None]
+    sums = torch.cat([state[:, :, None], (fk * last).mT @ v], dim=2)  # [B, Hkv, 1 + chunks, r, dv]
+    same = (ends[:, :, None] == ends[:, None]).tril()[:, None].to(sums.dtype)
+    states = (same @ sums.flatten(3)).view_as(sums)
+    fk, v, before = (repeat_heads(t, H) for t in (fk, v, states[:, :, :-1]))
+    continues = (ids == ends[:, :-1, None])[:, None, :, :, None]
+    within = (fq @ fk.mT).tril() * (ids[..., :, None] == ids[..., None, :])[:, None]
+    out = ((fq * continues) @ before + within @ v).flatten(2, 3)[:, :, :T]
+    return _ratio(out[..., :-1], out[..., -1:]).to(out_dtype), states[:, :, -1]
 
 
 def linear_map(fq: Tensor, fk: Tensor, visible: Tensor | None = None) -> Tensor:
@@ -98,6 +127,7 @@ def prefix_attention(
     *,
     causal: bool,
     keys: Tensor | None = None,
+    starts: Tensor | None = None,
     state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the mean of v over each prefix, weighted by exp(s): a map that ignores the query.
@@ -107,12 +137,18 @@ def prefix_attention(
         v: Values [B, Hkv, T, dv].
         causal: Return the mean of each prefix; if False, one mean over all keys.
         keys: Padding mask [B, T], True for keys that count.
+        starts: Where a document starts [B, T], True; only with `causal`. By default, none does:
+            the first key continues the document of `state`.
         state: The state of an earlier call [B, Hkv, 1, dv + 2], or None (or zeros) at the start.
 
     Returns:
         The output [B, Hkv, T, dv] (not causal: T = 1), and the state: the mean so far, whether any
-        key has counted, and the log of the sum of weights.
+        key has counted, and the log of the sum of weights, over the last document.
+
+    Raises:
+        ValueError: If `starts` is given without `causal`.
     """
+    _check_starts(starts, causal)
     with without_autocast(v.device):
         dtype, out_dtype = statistics_dtype(v.dtype), v.dtype
         s, v = _mask_padding(s.to(dtype), keys), v.to(dtype)
@@ -122,21 +158,29 @@ def prefix_attention(
         log_before = log_sum.masked_fill(counted == 0, LOG_ZERO)[..., 0]  # [B, Hkv, 1]
         # The past is prepended as one more key, whose value is the mean so far.
         if not causal or s.shape[-1] == 1:
+            if starts is not None:
+                log_before = log_before.masked_fill(starts[:, None], LOG_ZERO)
             log_w, values = torch.cat([log_before, s], -1), torch.cat([mean, v], -2)
             W, log_total = _softmax(log_w[:, :, None])
             out = W @ values
             return out.to(out_dtype), _pack_state(out, log_total)
         T = s.shape[-1]
         s, v = _chunks(s[..., None], LOG_ZERO)[..., 0], _chunks(v)  # [B, H, chunks, C(, dv)]
-        W, log_chunk = _softmax(s[..., None, :])
+        last, ends, ids = s, None, None
+        if starts is not None:
+            ids, ends = (t[:, None] for t in _document_chunks(starts))
+            # A chunk leaves to the next ones the keys of the document in which it ends.
+            last = s.masked_fill(ids != ids[..., -1:], LOG_ZERO)
+            ids = torch.cat([ends[..., :-1, None], ids], -1)  # of the past, then of the chunk
+        W, log_chunk = _softmax(last[..., None, :])
         # The state before each chunk is a mean of the same kind, over the chunks.
         log_c = torch.cat([log_before, log_chunk[..., 0]], -1)  # [B, H, 1 + chunks]
-        W_past, log_past = _softmax(_prefixes(log_c))
+        W_past, log_past = _softmax(_prefixes(log_c, ends))
         past = W_past @ torch.cat([mean, (W @ v)[..., 0, :]], -2)
         # Within a chunk: the past as one key, then the chunk's own keys.
         log_w = torch.cat([log_past[..., :-1, None], s], -1)  # [B, H, chunks, 1 + C]
         values = torch.cat([past[..., :-1, None, :], v], -2)
-        W, _ = _softmax(_prefixes(log_w))
+        W, _ = _softmax(_prefixes(log_w, ids))
         out = (W[..., 1:, :] @ values).flatten(2, 3)[:, :, :T]
         return out.to(out_dtype), _pack_state(past[..., -1:, :], log_past[..., -1:])
 
@@ -187,10 +231,36 @@ def _softmax(log_w: Tensor) -> tuple[Tensor, Tensor]:
     return W, log_sum
 
 
-def _prefixes(log_w: Tensor) -> Tensor:
-    """Return [..., n, n]: row i has the keys up to i."""
+def _prefixes(log_w: Tensor, ids: Tensor | None) -> Tensor:
+    """Return [..., n, n]: row i has the keys up to i, with `ids` those of its own document."""
     n = log_w.shape[-1]
-    return log_w[..., None, :].masked_fill(~causal_mask(n, n, log_w.device), LOG_ZERO)
+    attend = causal_mask(n, n, log_w.device)
+    if ids is not None:
+        attend = attend & (ids[..., :, None] == ids[..., None, :])
+    return log_w[..., None, :].masked_fill(~attend, LOG_ZERO)
+
+
+def _check_starts(starts: Tensor | None, causal: bool) -> None:
+    if starts is not None and not causal:
+        raise ValueError(
+            "starts: a running sum over documents needs causal=True; without it, apply the map "
+            "of linear_map or prefix_map"
+        )
+
+
+def _document_chunks(starts: Tensor) -> tuple[Tensor, Tensor]:
+    """Number the documents of a call; 0 continues the document of the state.
+
+    Args:
+        starts: Where a document starts [B, T].
+
+    Returns:
+        The number of each key's document [B, chunks, CHUNK], and those of the documents in which
+        the state and then each chunk end [B, 1 + chunks].
+    """
+    ids = _chunks(starts[:, None, :, None].long())[:, 0, ..., 0].flatten(1).cumsum(1)
+    ids = ids.unflatten(1, (-1, CHUNK))
+    return ids, F.pad(ids[..., -1], (1, 0))
 
 
 def _pack_state(mean: Tensor, log_sum: Tensor) -> Tensor:

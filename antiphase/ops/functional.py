@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from antiphase.ops import dispatch, fused_cpu, reference
-from antiphase.ops.arguments import validate
+from antiphase.ops.arguments import check_dropout, combined_mask, validate
 from antiphase.ops.dispatch import Choice
 
 
@@ -150,8 +150,8 @@ def rectified_attention(
         window=window, keep_first=keep_first, documents=documents, dropout=dropout,
         seed=_seed(dropout, dropout_seed), softcap=softcap,
     )  # fmt: skip
-    difference = reference.combine(args, reference.maps(args))
-    return reference.apply(args, reference.drop(args, reference.rectify(difference, normalise)))
+    A = reference.rectify(reference.combine(args, reference.maps(args)), normalise)
+    return reference.apply(reference.drop(A, args.dropout, args.seed), args.v)
 
 
 def attention(
@@ -259,7 +259,7 @@ def attention_map(
         window=window, keep_first=keep_first, documents=documents, dropout=dropout,
         seed=_seed(dropout, dropout_seed), softcap=softcap,
     )  # fmt: skip
-    return reference.drop(args, reference.maps(args)[0])
+    return reference.drop(reference.maps(args)[0], args.dropout, args.seed)
 
 
 def attention_maps(
@@ -315,7 +315,58 @@ def attention_maps(
         seed=_seed(dropout, dropout_seed), softcap=softcap,
     )  # fmt: skip
     A1, A2 = reference.maps(args)
-    return Maps(A1, A2, reference.drop(args, reference.combine(args, [A1, A2])))
+    A = reference.combine(args, [A1, A2])
+    return Maps(A1, A2, reference.drop(A, args.dropout, args.seed))
+
+
+def apply_map(
+    A: Tensor, v: Tensor, *, dropout: float = 0.0, dropout_seed: Tensor | None = None
+) -> Tensor:
+    """Apply a materialised attention map to V.
+
+    Args:
+        A: Attention map [B, H, Tq, Tk].
+        v: Values [B, Hkv, Tk, dv]. Hkv divides H.
+        dropout: Probability to drop a weight of the map, as in `attention`.
+        dropout_seed: Seed of the dropped weights, int64 [] on the CPU; by default drawn from
+            PyTorch's generator.
+
+    Returns:
+        The output [B, H, Tq, dv], in the dtype of `v`, also under autocast.
+    """
+    dropout, seed = check_dropout(dropout, _seed(dropout, dropout_seed))
+    return reference.apply(reference.drop(A, dropout, seed), v)
+
+
+def visible_keys(
+    q: Tensor,
+    k: Tensor,
+    *,
+    causal: bool = False,
+    mask: Tensor | None = None,
+    window: int | None = None,
+    keep_first: int = 0,
+    documents: Tensor | None = None,
+) -> Tensor | None:
+    """Return which keys each query attends to, from the arguments of `attention`.
+
+    Args:
+        q: Queries [B, H, Tq, d].
+        k: Keys [B, Hkv, Tk, d].
+        causal: Mask the future, aligned to the bottom right.
+        mask: Broadcasts to [B, H, Tq, Tk]. Boolean (True: attend) or additive.
+        window: Each query attends to this many keys, the last of which is its own position.
+        keep_first: With a window, the first keys that stay visible.
+        documents: Document id of every key, [B, Tk] or [Tk], integers.
+
+    Returns:
+        A boolean mask that broadcasts to [B, H, Tq, Tk], True: attend; None if nothing is masked.
+    """
+    args = validate(
+        q, k, None, None, k, None, None, mask, causal, None, None,
+        window=window, keep_first=keep_first, documents=documents,
+    )  # fmt: skip
+    return combined_mask(args)
 
 
 def backend_for(

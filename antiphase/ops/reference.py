@@ -76,22 +76,22 @@ def rectify(A: Tensor, normalise: bool = False) -> Tensor:
     return A * (positive / total.masked_fill(~positive, 1.0))
 
 
-def drop(args: Arguments, A: Tensor) -> Tensor:
-    """Apply dropout to the map that is applied to V, [B, H, Tq, Tk]: one mask for both maps."""
-    if args.seed is None:
+def drop(A: Tensor, dropout: float, seed: Tensor | None) -> Tensor:
+    """Apply dropout to the map that is applied to V, [B, H, Tq, Tk]; without a seed, none."""
+    if seed is None:
         return A
     B, H, Tq, Tk = A.shape
-    kept = dropout_mask(args.seed.to(A.device), args.dropout, (B, H, Tq, Tk))
-    return A * kept / (1 - args.dropout)
+    return A * dropout_mask(seed.to(A.device), dropout, (B, H, Tq, Tk)) / (1 - dropout)
 
 
-def apply(args: Arguments, A: Tensor) -> Tensor:
+def apply(A: Tensor, v: Tensor) -> Tensor:
     """Return an attention map [B, H, Tq, Tk] applied to V: [B, H, Tq, dv], in the dtype of V."""
-    v = repeat_heads(args.v, args.q1.shape[1])
+    v = repeat_heads(v, A.shape[1])
     with without_autocast(v.device):
         return (A @ v.to(A.dtype)).to(v.dtype)
 
 
 def forward(args: Arguments) -> Tensor:
     """Return the output [B, H, Tq, dv]."""
-    return apply(args, drop(args, combine(args, maps(args))))
+    A = drop(combine(args, maps(args)), args.dropout, args.seed)
+    return apply(A, args.v)

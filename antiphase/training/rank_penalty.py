@@ -30,7 +30,8 @@ def noise_ranks(model: nn.Module) -> Iterator[list[Tensor]]:
             width: (cos[: len(x)], sin[: len(x)])
             for width, (cos, sin) in (kwargs.get("rotary") or {}).items()
         }
-        maps = layer.maps(layer.project(Inputs(x, x, rotary, rotary, None)), causal=True, mask=None)
+        heads = layer.project(Inputs(x, x, rotary, rotary, None))
+        maps = layer.maps(heads, layer.masking(causal=True))
         if "noise" not in maps:
             raise ValueError(f"rank_penalty: {layer.name} has no noise map; set it to 0")
         ranks.append(effective_rank(lower_left(maps["noise"].float())).mean())

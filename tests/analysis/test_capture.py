@@ -51,6 +51,21 @@ def test_rows_are_those_of_the_complete_maps(attention):
     assert not net.training
 
 
+def test_rows_of_a_windowed_and_capped_model():
+    fields = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 64}
+    masking = {"sliding_window": 5, "attn_logit_softcapping": 0.5}
+    torch.manual_seed(0)
+    net = AntiphaseForCausalLM(
+        preset("nano", "diff_v1", initializer_range=0.3, **fields, **masking)
+    ).eval()
+    complete = net(IDS, output_attentions=True, use_cache=False).attentions
+    for layer, A in zip(capture(net, IDS, ROWS, scores=True).layers, complete, strict=True):
+        for b in range(2):
+            torch.testing.assert_close(layer.difference[b], A[b, :, ROWS[b]], atol=1e-5, rtol=1e-4)
+        softmax = torch.softmax(layer.scores[0], dim=-1)
+        torch.testing.assert_close(softmax, layer.signal, atol=1e-5, rtol=1e-4)
+
+
 def test_a_foreign_model_shows_one_map_per_head_and_keeps_its_implementation():
     torch.manual_seed(0)
     config = LlamaConfig(

@@ -45,8 +45,9 @@ def test_the_difference_applied_to_v_is_each_heads_output(name, kv_heads, causal
     layer, x = small(name, kv_heads, rope_theta=1e4), tokens()
     heads = heads_of(layer, x)
     mask = None if mask is None else mask[:, None, None, :]
-    o = layer.attend(heads, causal=causal, mask=mask, backend="auto")
-    A = layer.maps(heads, causal=causal, mask=mask)["difference"]
+    masking = layer.masking(causal=causal, mask=mask)
+    o = layer.attend(heads, masking, backend="auto")
+    A = layer.maps(heads, masking)["difference"]
     torch.testing.assert_close(o, A @ repeat_heads(heads.v, A.shape[1]), atol=2e-6, rtol=1e-5)
 
 

@@ -88,9 +88,9 @@ def test_the_table_of_mechanisms_states_what_the_code_does():
     split = [(name, [cell.strip() for cell in cells.split("|")]) for name, cells in rows]
     table = {name: cells for name, cells in split if len(cells) == 7}  # of the second table
     assert list(table) == list(MECHANISMS)
-    for name, (*_, cache, static, packing) in table.items():
+    for name, (*_, cache, static, window) in table.items():
         assert static == ("yes" if MECHANISMS[name].static_cache else "no"), name
-        assert packing == ("no" if MECHANISMS[name].running_state else "yes"), name
+        assert window == ("no" if MECHANISMS[name].running_state else "yes"), name
         ratio = cached_values(name) / cached_values("standard")
         assert float(cache) == pytest.approx(ratio, abs=0.006), name
 
@@ -106,15 +106,12 @@ def cached_values(name: str) -> int:
 
 
 @pytest.mark.parametrize("name", list(MECHANISMS))
-def test_packing_works_or_raises_as_the_table_says(name):
-    model = AntiphaseForCausalLM(preset("nano", name)).eval()
-    ids = torch.randint(2, 100, (2, 12))
-    positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
-    if model.model.attention_layers[0].running_state:
-        with pytest.raises(ValueError, match="mask"):
-            model(ids, position_ids=positions, use_cache=False)
+def test_windows_work_or_raise_as_the_table_says(name):
+    if MECHANISMS[name].running_state:
+        with pytest.raises(ValueError, match="a running sum"):
+            preset("nano", name, sliding_window=4)
         return
+    model = AntiphaseForCausalLM(preset("nano", name, sliding_window=4)).eval()
     with torch.no_grad():
-        packed = model(ids, position_ids=positions, use_cache=False).logits
-        apart = [model(part, use_cache=False).logits for part in (ids[:, :5], ids[:, 5:])]
-    torch.testing.assert_close(packed, torch.cat(apart, dim=1), atol=1e-5, rtol=1e-4)
+        maps = model(torch.randint(2, 100, (2, 12)), output_attentions=True).attentions
+    assert all((A[..., -1, :-4] == 0).all() for A in maps)

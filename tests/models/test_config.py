@@ -105,6 +105,12 @@ def test_match_none_keeps_the_width(name):
         ({"initializer_range": -1}, "initializer_range: got -1, expected a standard deviation"),
         ({"initializer_range": 0}, "initializer_range: got 0, .* above 0, such as 0.02"),
         ({"initializer_range": float("nan")}, "initializer_range: got nan, expected a standard"),
+        ({"sliding_window": 0}, "sliding_window: got 0, expected at least 1, or None"),
+        ({"sliding_window": 4, "name": "fixed_noise"}, "fixed_noise keeps a running sum"),
+        ({"sliding_window": 4, "layer_types": ["sliding_attention"]}, "for each of 2 layers"),
+        ({"attention_dropout": 1.0}, "attention_dropout: got 1.0, expected a probability"),
+        ({"attention_dropout": -0.1}, "attention_dropout: got -0.1, expected a probability"),
+        ({"attn_logit_softcapping": 0.0}, "attn_logit_softcapping: got 0.0, expected a number"),
     ],
 )  # fmt: skip
 def test_invalid_configs_say_what_to_change(fields, message):
@@ -132,14 +138,16 @@ def test_presets_accept_any_field():
         ({"nonsense": 1}, "no field 'nonsense'; its fields are attention, attention_options"),
         ({"ratio": 2}, "no field 'ratio'; its fields are"),  # of another mechanism
         ({"temperature": 0.5}, "'temperature': it is a setting of generation"),
-        ({"attention_dropout": 0.5}, "attention_dropout: got 0.5, .* leave it out or pass 0"),
-        ({"sliding_window": 4}, "sliding_window: got 4, .* leave it out or pass None"),
         ({"use_sliding_window": True}, "use_sliding_window: got True, .* or pass False"),
-        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: got 50.0"),
         ({"mlp_bias": True}, "mlp_bias: got True"),
         ({"hidden_act": "gelu"}, "hidden_act: got 'gelu', .* pass 'silu'"),
         ({"hidden_act": "silu", "feed_forward": "relu"}, "hidden_act: got 'silu', .* pass 'relu'"),
-        ({"layer_types": ["sliding_attention"] * 2}, "layer_types: got .'sliding_attention'"),
+        ({"layer_types": ["chunked_attention"] * 2}, "layer_types: got 'chunked_attention', allow"),
+        ({"layer_types": ["sliding_attention"] * 2}, "'sliding_attention' needs a sliding_window"),
+        (
+            {"layer_types": ["full_attention"] * 2, "sliding_window": 4},
+            "layer_types: got .* with sliding_window=4, .* a sliding one among them",
+        ),
         ({"is_encoder_decoder": True}, "is_encoder_decoder: got True"),
         ({"model_type": "llama"}, "model_type: got 'llama', .* pass 'antiphase'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: got 0.5"),
@@ -168,6 +176,26 @@ def test_an_option_given_as_a_field_raises_and_says_where_it_belongs():
         preset("nano", attention="grouped", ratio=3)
     with pytest.raises(ValueError, match=r"option of 'top_k'; pass attention_options=.'k'"):
         AntiphaseConfig(attention="top_k", k=3)
+
+
+def test_layers_have_the_window_of_their_type():
+    every = preset("nano", sliding_window=16)
+    assert every.layer_types == ["sliding_attention"] * 2
+    mixed = preset("nano", sliding_window=16, layer_types=["full_attention", "sliding_attention"])
+    assert [mixed.attention_layer(i).window for i in range(2)] == [None, 16]
+    assert preset("nano").attention_layer().window is None
+    assert not hasattr(preset("nano"), "layer_types")
+
+
+def test_a_config_older_than_windows_and_dropout_loads_without_them():
+    fields = config("diff_v1").to_dict()
+    for name in ("sliding_window", "attention_dropout", "attn_logit_softcapping"):
+        del fields[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaded = AntiphaseConfig.from_dict(fields)
+    layer = loaded.attention_layer()
+    assert (layer.window, layer.dropout, layer.softcap) == (None, 0.0, None)
 
 
 OFF = {
@@ -238,8 +266,8 @@ def test_an_unknown_field_of_a_saved_config_warns_and_is_saved_again(tmp_path):
 def test_a_saved_config_with_something_not_implemented_raises(tmp_path):
     config("diff_v1").save_pretrained(tmp_path)
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"sliding_window": 4}))
-    with pytest.raises(ValueError, match="sliding_window: got 4"):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"mlp_bias": True}))
+    with pytest.raises(ValueError, match="mlp_bias: got True"):
         AutoConfig.from_pretrained(tmp_path)
 
 
@@ -252,8 +280,10 @@ def test_keywords_of_loading_are_validated_like_fields(tmp_path):
         AntiphaseForCausalLM.from_pretrained,
     )
     for load in loaders:
-        with pytest.raises(ValueError, match=r"attention_dropout: got 0.1"):
-            load(tmp_path, attention_dropout=0.1)
+        with pytest.raises(ValueError, match=r"embd_pdrop: got 0.1"):
+            load(tmp_path, embd_pdrop=0.1)
+        with pytest.raises(ValueError, match=r"sliding_window: got 4, .* a running sum"):
+            load(tmp_path, sliding_window=4)
         with pytest.raises(ValueError, match="attention: got 'dif_v1'"):
             load(tmp_path, attention="dif_v1")
         with pytest.raises((ValueError, TypeError), match="attenion"):

@@ -156,16 +156,6 @@ def test_the_running_state_has_constant_size(name):
 
 
 @torch.no_grad()
-def test_packed_sequences_do_not_attend_to_each_other():
-    net, ids = model("diff_v1"), token_ids(1, 12)
-    positions = torch.tensor([[*range(5), *range(7)]])
-    got = net(ids, position_ids=positions, use_cache=False).logits
-    torch.testing.assert_close(got[:, 5:], net(ids[:, 5:]).logits, **close)
-    with pytest.raises(ValueError, match="only a boolean padding mask"):
-        model("fixed_noise")(ids, position_ids=positions, use_cache=False)
-
-
-@torch.no_grad()
 def test_a_4d_mask_of_the_caller_is_applied():
     net, ids = model("diff_v2"), token_ids(1, 6)
     square = torch.eye(6, dtype=torch.bool)[None, None]

@@ -88,6 +88,8 @@ def attention_by_loops(
                 weight = torch.relu(weight)
             if dropout and not is_kept(seed, dropout, b, h, p, j):
                 continue
-            result = result + weight / (1 - round(dropout * 2**24) / 2**24) * v[b, h // (H // Hkv), j]
+            result = (
+                result + weight / (1 - round(dropout * 2**24) / 2**24) * v[b, h // (H // Hkv), j]
+            )
         out.append(result)
     return torch.stack(out).view(B, H, Tq, dv)

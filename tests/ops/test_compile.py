@@ -73,8 +73,6 @@ def test_export_keeps_one_operator():
 RESTRICTED = {
     "window": {"window": 5, "keep_first": 2},
     "documents": {},
-    "softcap": {"softcap": 2.0},
-    "dropout": {"dropout": 0.3},
     "all": {"window": 5, "softcap": 2.0, "dropout": 0.3},
 }
 

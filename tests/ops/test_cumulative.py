@@ -69,6 +69,76 @@ def test_any_split_of_the_sequence_gives_the_same(cuts):
     torch.testing.assert_close(prefix_state, last)
 
 
+def packed(T, lengths):
+    """Return where documents of these lengths start [2, T], and their ids; the rows differ."""
+    starts = torch.zeros(2, T, dtype=torch.bool)
+    starts[0, [t for t in itertools.accumulate(lengths) if t < T]] = True
+    starts[1, T // 2] = True
+    return starts, starts.cumsum(1)
+
+
+@pytest.mark.parametrize("T", [1, 5, 32, 64, 150])
+@pytest.mark.parametrize("lengths", [[1, 1, 2], [3, 29, 32, 33, 40], [7, 100], [200]], ids=str)
+def test_documents_are_those_of_the_maps_and_of_each_document_alone(T, lengths):
+    fq, fk, s, v, keys = inputs(T=T, spread=50.0)
+    starts, ids = packed(T, lengths)
+    options = {"causal": True, "keys": keys, "starts": starts}
+    visible = attend_mask(T, keys) & (ids[:, None, :, None] == ids[:, None, None, :])
+    linear, state = linear_attention(fq, fk, v, **options)
+    torch.testing.assert_close(linear, linear_map(fq, fk, visible) @ repeat_heads(v, 4))
+    prefix, prefix_state = prefix_attention(s, v, **options)
+    torch.testing.assert_close(prefix, prefix_map(s, T, visible) @ v)
+    for one in ids[0].unique():
+        here = ids[0] == one
+        at = {"causal": True, "keys": keys[:1, here]}
+        alone, last = linear_attention(fq[:1, :, here], fk[:1, :, here], v[:1, :, here], **at)
+        torch.testing.assert_close(linear[:1, :, here], alone)
+        alone, prefix_last = prefix_attention(s[:1, :, here], v[:1, :, here], **at)
+        torch.testing.assert_close(prefix[:1, :, here], alone)
+    torch.testing.assert_close(state[:1], last)  # of the last document
+    torch.testing.assert_close(prefix_state[:1], prefix_last)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    cuts=st.lists(st.integers(0, 100), max_size=6),
+    lengths=st.lists(st.integers(1, 50), min_size=1, max_size=8),
+)
+def test_any_split_of_packed_documents_gives_the_same(cuts, lengths):
+    fq, fk, s, v, keys = inputs(T=100)
+    starts, _ = packed(100, lengths)
+    outs, state, prefix_outs, prefix_state = [], None, [], None
+    for a, b in itertools.pairwise(sorted({0, 100, *cuts})):
+        here = {"causal": True, "keys": keys[:, a:b], "starts": starts[:, a:b]}
+        piece = (fq[:, :, a:b], fk[:, :, a:b], v[:, :, a:b])
+        out, state = linear_attention(*piece, state=state, **here)
+        outs.append(out)
+        out, prefix_state = prefix_attention(s[..., a:b], v[:, :, a:b], state=prefix_state, **here)
+        prefix_outs.append(out)
+    options = {"causal": True, "keys": keys, "starts": starts}
+    complete, last = linear_attention(fq, fk, v, **options)
+    torch.testing.assert_close((torch.cat(outs, 2), state), (complete, last))
+    complete, last = prefix_attention(s, v, **options)
+    torch.testing.assert_close((torch.cat(prefix_outs, 2), prefix_state), (complete, last))
+
+
+def test_gradients_of_packed_documents_are_numerical():
+    fq, fk, s, v, _ = inputs(1, 2, 1, 40, 2, 2)
+    fq, fk, s, v = (t.requires_grad_() for t in (fq, fk, s, v))
+    options = {"causal": True, "starts": packed(40, [3, 30])[0][:1]}
+    assert torch.autograd.gradcheck(lambda *t: linear_attention(*t, **options), (fq, fk, v))
+    assert torch.autograd.gradcheck(lambda *t: prefix_attention(*t, **options), (s, v))
+
+
+def test_documents_without_causal_raise():
+    fq, fk, s, v, _ = inputs(T=6)
+    starts = torch.zeros(2, 6, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"starts: .* needs causal=True"):
+        linear_attention(fq, fk, v, causal=False, starts=starts)
+    with pytest.raises(ValueError, match=r"starts: .* needs causal=True"):
+        prefix_attention(s, v, causal=False, starts=starts)
+
+
 def test_a_zeroed_state_is_no_state():
     fq, fk, s, v, _ = inputs()
     _, state = linear_attention(fq, fk, v, causal=True)

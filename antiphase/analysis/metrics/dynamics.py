@@ -53,7 +53,7 @@ def residual_cosine(model: AntiphaseForCausalLM, ids: Tensor) -> Tensor:
     found = []
     every, hidden = projections(model, ids)
     for layer, heads, stream in zip(model.model.attention_layers, every, hidden, strict=False):
-        maps = layer.maps(heads, causal=True, mask=None)
+        maps = layer.maps(heads, layer.masking(causal=True))
         v = repeat_heads(heads.v, maps["noise"].shape[1])
         o = -(maps["lam"] * maps["noise"]) @ v.to(maps["noise"].dtype)
         out = layer.o_proj(o.transpose(1, 2).flatten(2).to(stream.dtype))

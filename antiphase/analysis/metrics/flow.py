@@ -11,6 +11,7 @@ from antiphase.analysis.ground_truth import GroundTruth
 from antiphase.analysis.metrics.rank import truncated
 from antiphase.attention import Attention
 from antiphase.attention.heads import Heads
+from antiphase.attention.masking import Masking
 from antiphase.models import AntiphaseForCausalLM
 from antiphase.ops import repeat_heads
 
@@ -51,8 +52,8 @@ def edited(
     """
     target = model.model.attention_layers[layer]
 
-    def attend(heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
-        maps = target.maps(heads, causal=causal, mask=mask)
+    def attend(heads: Heads, masking: Masking, backend: str) -> Tensor:
+        maps = target.maps(heads, masking)
         if "noise" not in maps:
             raise ValueError(f"flow: {target.name} has one map per head, no noise map to replace")
         A2 = edit(maps["noise"])
@@ -127,8 +128,8 @@ def attention_times_gradient(
     layers = model.model.attention_layers
 
     def attending(layer: Attention) -> Callable[..., Tensor]:
-        def attend(heads: Heads, *, causal: bool, mask: Tensor | None, backend: str) -> Tensor:
-            A = layer.maps(heads, causal=causal, mask=mask)["difference"]
+        def attend(heads: Heads, masking: Masking, backend: str) -> Tensor:
+            A = layer.maps(heads, masking)["difference"]
             A = A.detach().requires_grad_() if not A.requires_grad else A
             A.retain_grad()
             kept.append(A)

@@ -110,6 +110,8 @@ def _check_expressible(ours: AntiphaseForCausalLM) -> None:
         "feed_forward": "swiglu",
         "norm": "rms",
         "position": "rope",
+        "sliding_window": None,
+        "attn_logit_softcapping": None,
     }
     for name, value in fixed.items():
         if getattr(config, name) != value:
