@@ -26,7 +26,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines or bars with intervals, for either drawing library."""
+    """Lines or bars with intervals, for either drawing library.
+
+    Without a name of the y axis, each x has a unit of its own and is drawn as a panel of its own.
+    """
 
     title: str
     x: str

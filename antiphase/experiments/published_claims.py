@@ -20,6 +20,23 @@ from antiphase.experiments.model_measurements import (
 from antiphase.experiments.results import Claim
 from antiphase.experiments.trained_models import Measure, TrainedModel, TrainedModels
 
+YE = "Ye et al. 2024, Differential Transformer, arXiv 2410.05258"
+KONG = "papernotes.org's summary of Kong, Jang and Kwak 2025, arXiv 2505.16333"
+LAM = "the first author of arXiv 2410.05258, 2025, github.com/microsoft/unilm, issue 1699"
+SOURCES = {
+    "attention to the answer (mass on R)": YE,
+    "attention to the noise (mass on I)": YE,
+    "weight of key tokens, gain by subtraction": KONG,
+    "effective rank of the noise map": KONG,
+    "the same by the participation ratio": "",
+    "entropy of the maps, 1 is uniform": f"{KONG}; other summaries of it say higher",
+    "largest attention logit, answer rows": YE,
+    "largest hidden state, before the last block": YE,
+    "lam of the first layer": LAM,
+    "lam of the last layer": LAM,
+}
+"""Where a published number is from; not stored, so that a correction needs no new measurement."""
+
 
 def mass_gain(model: TrainedModel) -> NDArray[np.float64]:
     """Return the relative gain of the mass on R by the subtraction, in retrieval heads.

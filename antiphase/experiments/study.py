@@ -18,6 +18,7 @@ import torch
 from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
+from antiphase.analysis.compare_runs import flat_fields
 from antiphase.analysis.statistics import seed_interval
 from antiphase.experiments.arms import STANDARD, V1, Arm, Settings, TrainingRun, arm_recipe
 from antiphase.experiments.attention_example import (
@@ -278,8 +279,8 @@ def _run(
 
 def _describe(shared: Recipe, run: TrainingRun) -> str:
     """Return the fields in which an arm's recipe differs from the common one, but for the seed."""
-    usual, mine = shared.as_dict(), run.recipe.as_dict()
-    changed = {k: v for k, v in mine.items() if k != "seed" and usual[k] != v}
+    usual, mine = flat_fields(shared.as_dict()), flat_fields(run.recipe.as_dict())
+    changed = {k: v for k, v in mine.items() if k != "seed" and usual.get(k) != v}
     return ", ".join(f"{name}={value}" for name, value in changed.items())
 
 

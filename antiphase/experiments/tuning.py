@@ -8,7 +8,7 @@ An option of the mechanism that is swept is chosen first, at the centre of the g
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +54,19 @@ CENTRE: Point = (0, 0)
 
 @dataclass
 class ArmTuning:
-    """What was tried for an arm: the held-out loss at each point, for one choice of options."""
+    """What was tried for an arm: the held-out loss at each point, for one choice of options.
+
+    Attributes:
+        arm: that was tuned.
+        options: chosen values of the arm's swept options.
+        losses: at each point, with these options.
+        swept: every choice of options with its loss at the centre; empty if nothing is swept.
+    """
 
     arm: Arm
     options: dict[str, Any]
     losses: dict[Point, float]
+    swept: list[tuple[dict[str, Any], float]] = field(default_factory=list)
 
     @property
     def best(self) -> Point:
@@ -70,6 +78,18 @@ class ArmTuning:
         rate, scale = self.best
         around = [(rate + 1, scale), (rate - 1, scale), (rate, scale + 1), (rate, scale - 1)]
         return [point for point in around if point not in self.losses]
+
+    def edges(self) -> list[str]:
+        """Return the settings whose chosen value has a side on which nothing was tried."""
+        (rate, scale), beyond = self.best, self.beyond_edge()
+        found = {
+            "lr": any(point[0] != rate for point in beyond),
+            "branch scale": any(point[1] != scale for point in beyond),
+        }
+        for name, values in self.arm.sweep.items():
+            ends = (min(values), max(values))
+            found[name] = len(values) > 1 and self.options.get(name) in ends
+        return [name for name, at_edge in found.items() if at_edge]
 
 
 def tune(
@@ -114,6 +134,7 @@ def tune(
     at_centre = losses([(t.arm, grid.settings(CENTRE, options)) for t, options in swept])
     lowest: dict[str, float] = {}
     for loss, (tuning, options) in zip(at_centre, swept, strict=True):
+        tuning.swept.append((options, loss))
         if loss < lowest.get(tuning.arm.name, math.inf):
             lowest[tuning.arm.name], tuning.options = loss, options
     for round_ in range(grid.extensions + 1):
@@ -144,15 +165,34 @@ def tuning_table(found: Sequence[ArmTuning], grid: Grid) -> Table:
     columns = [
         f"lr {s.lr:g}, scale {s.branch_scale:g}" for s in (grid.settings(p, {}) for p in tried)
     ]
+    is_swept = any(tuning.swept for tuning in found)
     rows: list[list[Cell]] = []
     for tuning in found:
+        edges = tuning.edges()
+        row: list[Cell] = [
+            tuning.arm.name,
+            str(grid.settings(tuning.best, tuning.options)),
+            f"at the edge of the grid: {' and '.join(edges)}" if edges else "inside the grid",
+        ]
+        if is_swept:
+            row.append("; ".join(f"{_named(o)}: {_loss(loss)}" for o, loss in tuning.swept))
         losses = (tuning.losses.get(point) for point in tried)
-        cells: list[Cell] = ["" if loss is None else f"{loss:.3f}" for loss in losses]
-        chosen = str(grid.settings(tuning.best, tuning.options))
-        edge = ", at the edge" if tuning.beyond_edge() else ""
-        rows.append([tuning.arm.name, chosen + edge, *cells])
+        rows.append([*row, *("" if loss is None else _loss(loss) for loss in losses)])
+    centre = grid.settings(CENTRE, {})
     note = (
-        "Each arm got the learning rate and branch scale with the lowest loss, on seeds that the "
-        "study does not use. A best point at the edge may not be the best there is."
+        "Each arm got the learning rate (lr) and branch scale with the lowest loss, on seeds that "
+        "the study does not use. A best setting at the edge of the grid may not be the best there "
+        "is."
     )
-    return Table("Held-out loss of the tuning runs", ["arm", "chosen", *columns], rows, note)
+    if is_swept:
+        note += f" An option that is swept was chosen first, at {centre}."
+    chosen = ["arm", "chosen", "where", *(["swept option"] if is_swept else [])]
+    return Table("Held-out loss of the tuning runs", [*chosen, *columns], rows, note)
+
+
+def _named(options: dict[str, Any]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in options.items())
+
+
+def _loss(loss: float) -> str:
+    return f"{loss:.3f}" if math.isfinite(loss) else "diverged"

@@ -128,8 +128,8 @@ def test_a_study_tunes_locks_and_trains_what_it_chose(tmp_path, monkeypatch):
     assert (found.study_id, found.seeds) == ("locked", [100])
     table = found.training[0]
     assert table.title == "Held-out loss of the tuning runs"
-    for name, chosen, *losses in table.rows:
-        rate = "0.001" if float(losses[0]) <= float(losses[1]) else "0.002"
+    for name, chosen, *_, centre, twice in table.rows:
+        rate = "0.001" if float(centre) <= float(twice) else "0.002"
         assert chosen.startswith(f"lr {rate}, branch scale 1")
         (recipe,) = [
             load_recipe(str(path))

@@ -162,43 +162,57 @@ def complete_maps(world: World, model: TrainedModel) -> list[LayerMaps]:
     return [LayerMaps(A2, A2, A2, torch.ones(4, 2, 24, 1))]
 
 
+def measure(number: int, world: World, monkeypatch: pytest.MonkeyPatch) -> Result:
+    """Return the result of a test on models with planted answers and maps."""
+    planted_maps = cache(lambda model, split: maps(world, model, split))
+    patches = {
+        (model_measurements, "_answers"): lambda model, c, size: answers(world, model, c),
+        (model_measurements, "_accuracy_as_trained"): lambda model, size: (
+            answers(world, model, AS_TRAINED).correct
+        ),
+        (model_measurements, "_maps_on_task"): lambda model, c, step, split, n: planted_maps(
+            model, split
+        ),
+        (TrainedModel, "load"): lambda model, step=None: SimpleNamespace(
+            config=config(model.run.recipe.attention), world=world, model=model
+        ),
+        (flow, "logit_change"): logit_change,
+        (e15_layers, "residual_cosine"): lambda net, ids: torch.zeros(LAYERS, B, T),
+        (e13_cheap_noise, "complete_maps"): lambda model: complete_maps(world, model),
+    }
+    for (where, name), planted in patches.items():
+        monkeypatch.setattr(where, name, planted)
+    entry = EXPERIMENTS[number]
+    test = entry.load()
+    folder = Path(f"planted-{next(folders)}")
+    models = TrainedModels(
+        {
+            arm.name: [TrainedModel(arm.name, small_run(arm, seed), folder) for seed in SEEDS]
+            for arm in test.arms
+        }
+    )
+    found = test.measure(models)
+    require_measured(str(number), test.predictions, found.effects)
+    effects = {effect: seed_interval(values) for effect, values in found.effects.items()}
+    return Result(
+        number,
+        entry.title,
+        entry.question,
+        list(test.predictions),
+        effects,
+        found.tables,
+        found.figures,
+        found.notes,
+        {arm.name: "" for arm in test.arms},
+        "planted",
+        list(SEEDS),
+    )
+
+
 @pytest.fixture
 def measured(monkeypatch) -> Callable[[int, World], Result]:
     """Return a function from the number of a test and a world to the test's result."""
-
-    def measure(number: int, world: World) -> Result:
-        planted_maps = cache(lambda model, split: maps(world, model, split))
-        patches = {
-            (model_measurements, "_answers"): lambda model, c, size: answers(world, model, c),
-            (model_measurements, "_accuracy_as_trained"): lambda model, size: (
-                answers(world, model, AS_TRAINED).correct
-            ),
-            (model_measurements, "_maps_on_task"): lambda model, c, step, split, n: planted_maps(
-                model, split
-            ),
-            (TrainedModel, "load"): lambda model, step=None: SimpleNamespace(
-                config=config(model.run.recipe.attention), world=world, model=model
-            ),
-            (flow, "logit_change"): logit_change,
-            (e15_layers, "residual_cosine"): lambda net, ids: torch.zeros(LAYERS, B, T),
-            (e13_cheap_noise, "complete_maps"): lambda model: complete_maps(world, model),
-        }
-        for (where, name), planted in patches.items():
-            monkeypatch.setattr(where, name, planted)
-        test = EXPERIMENTS[number].load()
-        folder = Path(f"planted-{next(folders)}")
-        models = TrainedModels(
-            {
-                arm.name: [TrainedModel(arm.name, small_run(arm, seed), folder) for seed in SEEDS]
-                for arm in test.arms
-            }
-        )
-        found = test.measure(models)
-        require_measured(str(number), test.predictions, found.effects)
-        effects = {effect: seed_interval(values) for effect, values in found.effects.items()}
-        return Result(number, "", "", list(test.predictions), effects, found.tables)
-
-    return measure
+    return partial(measure, monkeypatch=monkeypatch)
 
 
 def verdicts(result: Result, expected: dict[str, Verdict]) -> dict[str, Verdict | None]:

@@ -3,11 +3,21 @@
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from antiphase.analysis.statistics import student_t
+from antiphase.analysis.statistics import Interval, student_t
 from antiphase.experiments.experiment import Chart, Heatmap, Table
 from antiphase.experiments.report import write_report
+from antiphase.experiments.report.findings import (
+    counts_line,
+    detectable,
+    not_tested_line,
+    power_line,
+    power_rows,
+    reading_tallies,
+    sentences,
+)
 from antiphase.experiments.report.html import write_html
 from antiphase.experiments.report.interactive import plotly_figure
 from antiphase.experiments.report.markdown import as_markdown
@@ -20,6 +30,7 @@ from antiphase.experiments.report.rows import (
     not_run_lines,
     other_rows,
     prediction_table,
+    recipe_rows,
     status_line,
     verdict_columns,
     verdict_rows,
@@ -160,6 +171,79 @@ def test_tests_that_were_not_run_take_one_line(tmp_path):
         assert "not run" not in shown
 
 
+def test_each_test_is_a_sentence_with_its_reason():
+    study = small_study(
+        result(1),
+        result(2, accuracy=0.5),
+        result(3, NOISY[:3]),
+        not_run(4, "V1, seed 0: diverged"),
+        not_run(5),
+    )
+    assert counts_line(study) == (
+        "Exploratory, no lock: 6 primary predictions in 3 tests: 1 supported, 2 refuted, 1 invalid "
+        "(a gate failed), 2 without a verdict (fewer than 5 seeds)."
+    )
+    one, two, three, four = sentences(study)
+    name = "accuracy: V1 minus standard, under stress"
+    assert one.text() == (
+        f"The test supports cancelling ({name} = {student_t(NOISY)}, 5 seeds; predicted: more than "
+        "0, at least 0.02; survives Holm); it refutes sparsity (the same effect; predicted: within "
+        "±0.02)."
+    )
+    assert two.text().startswith(
+        "The test is invalid for cancelling (failed gate learned: accuracy: V1, as trained = 0.5, "
+        f"must be ≥ 0.99; {name} = 0.05 ["
+    )
+    assert three.text().startswith("The test has no verdict on cancelling (")
+    assert "], 3 seeds; predicted" in three.text()
+    assert (four.text(), four.clauses) == ("Not tested: V1, seed 0: diverged.", ())
+    assert not_tested_line(study) == "Not tested here: 5 T5."
+    assert reading_tallies(study)["sparsity"] == "2 refuted, 1 without a verdict"
+    locked = small_study(result(1), lock=LOCK)
+    assert counts_line(locked) == "2 primary predictions in 1 test: 1 supported, 1 refuted."
+    assert counts_line(small_study(not_run(1))) == "No prediction was tested."
+
+
+def test_what_can_be_detected_follows_from_the_spread():
+    """80% of simulated studies tell a true difference of that size from 0."""
+    rng = np.random.default_rng(0)
+    spread, seeds = 0.03, 8
+    error = spread / np.sqrt(seeds)
+    interval = Interval(0, -2.365 * error, 2.365 * error, seeds)
+    least = detectable(interval)
+    told = [student_t(rng.normal(least, spread, seeds)).low > 0 for _ in range(4000)]
+    assert np.mean(told) == pytest.approx(0.8, abs=0.03)
+    wide = [0.2, -0.1, 0.15, -0.05, 0.05]
+    study = small_study(result(1), result(2, wide), result(3, accuracy=0.5))
+    rows = texts(power_rows(study))
+    half = (student_t(wide).high - student_t(wide).low) / 2
+    assert rows[0][:3] == ["1. T1", "cancelling", "0.02"]
+    assert rows[2][3] == f"{half:.2g}"
+    assert [row[-1] for row in rows] == ["yes", "yes", "no", "no", "invalid", "yes"]
+    assert power_line(study).startswith("For 3 of 5 primary predictions whose gates held")
+    assert "| 2. T2 | cancelling | 0.02 | 0.16 |" in as_markdown(study)
+
+
+def test_inner_options_of_the_recipe_are_settings():
+    recipe = {"a": {"b": {"c": 1}, "d": [1, 2]}, "compile": False, "lr": 0.1, "none": {}, "e": None}
+    study = replace(small_study(), recipe=recipe)
+    assert [row[:2] for row in texts(recipe_rows(study))] == [
+        ["a.b.c", "1"],
+        ["a.d", "1, 2"],
+        ["compile", "no"],
+        ["lr", "0.1"],
+    ]
+
+
+def test_heatmaps_of_one_unit_share_their_colours():
+    weak, strong, other = (
+        Heatmap("h", "x", "y", ["a"], ["b"], [[value]], unit)
+        for value, unit in ((0.1, "nats"), (-0.5, "nats"), (9.0, "dB"))
+    )
+    drawn = plotly_figure(weak, beside=[weak, strong, other])
+    assert (drawn.data[0].zmin, drawn.data[0].zmax) == (-0.5, 0.5)
+
+
 def test_without_a_published_study_the_table_has_what_was_measured():
     study = small_study(result(1, NOISY[:3]), not_run(2), seeds=[0, 1, 2])
     assert verdict_columns() == ["test", "reading", "measured here", "prediction"]
@@ -183,6 +267,7 @@ def test_the_published_study_stands_beside_what_was_measured(published, tmp_path
     rows = texts(verdict_rows(study, beside))
     assert [row[0] for row in rows if row[0]] == ["1. T1", "2. T2", "4. T4"]
     assert rows[0][2].startswith("✔ supported: 0.05 [")
+    assert f"Published study: {counts_line(published)}" in as_markdown(study, beside)
     assert rows[0][3] == ""
     assert rows[2][2] == ""
     assert rows[2][3].endswith("], exploratory")

@@ -24,6 +24,7 @@ from antiphase.experiments.arms import (
     arm_recipe,
 )
 from antiphase.experiments.engine import LocalEngine, train_all
+from antiphase.experiments.published_claims import SOURCES
 from antiphase.experiments.registry import EXPERIMENTS, RegisteredTest, select_tests
 from antiphase.experiments.report import cell_text, verdict_rows, write_report
 from antiphase.experiments.report.html import write_html
@@ -72,7 +73,9 @@ def test_a_quick_study_ends_with_verdicts_and_a_page(folder):
             assert all(len(i.by_seed) == i.seeds == 2 for i in result.effects.values())
         else:
             assert {judgement.verdict for judgement in result.judgements()} == {Verdict.NOT_RUN}
-    assert study.claims
+    assert {claim.what for claim in study.claims} == {*SOURCES}
+    assert study.results[0].arms["standard"].split(", ")[0] == "attention=standard"
+    assert not any("{" in recipe for r in study.results for recipe in r.arms.values())
     assert [table.title.split()[0] for table in study.training] == ["Steps", "RMS"]
     assert load_study(folder) == study
     # nothing is trained or measured again

@@ -95,8 +95,11 @@ def test_a_best_point_at_the_edge_extends_the_grid(tmp_path):
     (inside,) = tuned(tmp_path / "inside", middle, V1)
     assert set(inside.losses) == set(SQUARE)
     table = tuning_table([edge, inside], Grid())
-    assert table.rows[0][1] == "lr 0.008, branch scale 1, at the edge"
-    assert table.rows[1][1] == "lr 0.001, branch scale 1"
+    assert table.columns[:3] == ["arm", "chosen", "where"]
+    # nothing was tried beyond the last point, nor beside it
+    edges = "at the edge of the grid: lr and branch scale"
+    assert table.rows[0][1:3] == ["lr 0.008, branch scale 1", edges]
+    assert table.rows[1][1:3] == ["lr 0.001, branch scale 1", "inside the grid"]
     column = table.columns.index("lr 0.008, scale 1")
     assert (table.rows[0][column], table.rows[1][column]) == ("36.100", "")
 
@@ -110,7 +113,24 @@ def test_an_option_is_chosen_at_the_centre(tmp_path):
     away = [r for r in runs if r.attention_options["k"] != 4]
     assert [(r.lr, r.model["branch_scale"]) for r in away] == [(1e-3, 1.0)] * 3
     assert len(runs) == 9 + 3  # the centre is not trained again
-    assert str(Grid().settings(top_k.best, top_k.options)).endswith("k=4")
+    table = tuning_table([standard, top_k], Grid())
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    assert [row["swept option"] for row in rows] == [
+        "",
+        "k = 4: 0.200; k = 8: 0.500; k = 16: 0.900; k = 32: 0.900",
+    ]
+    assert rows[1]["chosen"].endswith("k=4")
+    assert "k" not in standard.edges()
+    assert table.note.endswith("chosen first, at lr 0.001, branch scale 1.")
+
+
+@pytest.mark.parametrize(("best", "edges"), [(4, ["k"]), (8, []), (16, []), (32, ["k"])])
+def test_the_first_and_the_last_value_of_an_option_are_at_the_edge(best, edges, tmp_path):
+    def loss(recipe: Recipe) -> float:
+        return bowl(0, 0)(recipe) + (recipe.attention_options["k"] != best)
+
+    (top_k,) = tuned(tmp_path, FakeEngine(loss=loss), TOP_K)
+    assert (top_k.options, top_k.edges()) == ({"k": best}, edges)
 
 
 def test_a_run_that_diverged_has_an_infinite_loss(tmp_path):
@@ -124,6 +144,9 @@ def test_a_run_that_diverged_has_an_infinite_loss(tmp_path):
     options = FakeEngine(loss=lambda r: math.inf if r.attention_options["k"] > 4 else 1.0)
     (top_k,) = tuned(tmp_path, options, TOP_K, extensions=0)
     assert top_k.options == {"k": 4}
+    table = tuning_table([found, top_k], Grid())
+    assert table.rows[0][table.columns.index("lr 0.002, scale 1")] == "diverged"
+    assert "k = 8: diverged" in table.rows[1][3]
 
 
 def test_nothing_is_trained_twice(tmp_path):

@@ -9,9 +9,20 @@ from typing import Any
 
 from antiphase.analysis.statistics import Interval
 from antiphase.experiments.attention_example import AttentionExample, HeadMap
-from antiphase.experiments.experiment import Table
+from antiphase.experiments.experiment import Figure, Table
 from antiphase.experiments.report.attention_picture import draw_attention, picture_caption
-from antiphase.experiments.report.interactive import plotly_figure, plotly_map
+from antiphase.experiments.report.findings import (
+    POWER_COLUMNS,
+    POWER_NOTE,
+    Clause,
+    counts_line,
+    not_tested_line,
+    power_line,
+    power_rows,
+    reading_tallies,
+    sentences,
+)
+from antiphase.experiments.report.interactive import plotly_map, plotly_panels
 from antiphase.experiments.report.published import ABSENT
 from antiphase.experiments.report.rows import (
     ARM_COLUMNS,
@@ -41,7 +52,7 @@ from antiphase.experiments.report.rows import (
     verdict_columns,
     verdict_rows,
 )
-from antiphase.experiments.report.words import MAPS_NOTE, RECIPE_NOTE, WORDS
+from antiphase.experiments.report.words import INTRODUCTION, MAPS_NOTE, RECIPE_NOTE, WORDS
 from antiphase.experiments.results import Result, Study
 from antiphase.experiments.verdicts import READINGS, Verdict
 from antiphase.training.checkpoints import write_atomic
@@ -53,14 +64,15 @@ h1 { font-size: 1.6rem; } h2 { font-size: 1.25rem; margin-top: 2.5rem; border-to
 p, ul, dl { max-width: 50rem; } .status { font-weight: 600; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; margin: .8rem 0; }
 th, td { border: 1px solid var(--line); padding: .35rem .6rem; text-align: left; vertical-align: top; }
-th { background: var(--soft); } .why { color: #57606a; } code { background: var(--soft); padding: .1rem .3rem; overflow-wrap: anywhere; }
+th { background: var(--soft); } .findings li { margin-bottom: .5rem; } .why { color: #57606a; } code { background: var(--soft); padding: .1rem .3rem; white-space: nowrap; }
 .supported { background: #cfe5f5; font-weight: 600; } .refuted { background: #f8d5bf; font-weight: 600; } .failed { background: #f8d5bf; }
-.undecided { background: #f5f1d6; } .invalid { background: #e4dcec; } .descriptive { font-style: italic; } .alone { white-space: nowrap; }
+.undecided { background: #f5f1d6; } .invalid { background: #e4dcec; } .descriptive { font-style: italic; } .alone, [data-name=p], [data-name^=survives] { white-space: nowrap; }
 dt { font-weight: 600; float: left; clear: left; margin-right: .5rem; } dd { margin: 0 0 .35rem; }
 figure { margin: 1rem 0; } figure img { width: 100%; } .plotly-graph-div { max-width: 100%; }
-.maps { display: flex; flex-wrap: wrap; gap: .5rem; } .maps > div { flex: 1 1 18rem; max-width: 23rem; min-width: 0; }
+.maps, .panels { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 20rem), 1fr)); gap: .5rem; }
+.panels { grid-template-columns: repeat(auto-fill, minmax(min(100%, 15rem), 1fr)); } .maps > div, .panels > div { min-width: 0; }
 @media (max-width: 40rem) {
-  h1 { font-size: 1.3rem; } table { font-size: .8rem; } th, td { padding: .2rem .3rem; }
+  h1 { font-size: 1.3rem; } code { white-space: normal; } dt { float: none; } table { font-size: .8rem; } th, td { padding: .2rem .3rem; }
   table.cards, .cards tbody, .cards tr, .cards td, .cards th { display: block; border: 0; } .cards tr.head { display: none; }
   .cards tr { border: 1px solid var(--line); margin-bottom: .5rem; padding: .3rem; } .cards td:empty { display: none; }
   .cards td::before { content: attr(data-name); display: block; color: #57606a; font-size: .7rem; font-weight: 400; font-style: normal; }
@@ -82,14 +94,16 @@ def write_html(study: Study, path: Path, published: Study | None = None) -> None
     beside = ABSENT if published is None else f"Published study. {status_line(published)}"
     body = [
         "<h1>Does differential attention cancel noise?</h1>",
-        f"<p class=status>{escape(status_line(study))}</p>",
-        "<p>Three readings of why it works, each with predictions that could fail:</p><ul>",
-        *(f"<li><b>{name}</b>: {escape(says)}</li>" for name, says in READINGS.items()),
+        f"<p>{escape(INTRODUCTION)}</p><ul>",
+        *_readings(study),
         "</ul>",
+        *_findings(study, published),
+        f"<p class=why>{escape(status_line(study))}</p>",
         _picture(study.attention),
-        "<h2>What the tests say</h2>",
+        "<h2>Verdicts</h2>",
         _verdicts(study, published),
         f"<p class=why>{escape(FOOTNOTE)}. {escape(beside)}</p>",
+        *_power(study),
         _maps(study.attention),
         "<h2 id=words>Words on this page</h2><dl>",
         *(f"<dt>{escape(term)}</dt><dd>{escape(says)}.</dd>" for term, says in WORDS.items()),
@@ -121,6 +135,55 @@ def write_html(study: Study, path: Path, published: Study | None = None) -> None
         f"<body>{''.join(body)}</body></html>"
     )
     write_atomic(path, page)
+
+
+def _readings(study: Study) -> list[str]:
+    """Return the readings, each with its number of verdicts."""
+    tallies = reading_tallies(study)
+    return [
+        f"<li><b>{name}</b>: {escape(says)}"
+        + (f". <b>{tallies[name]}</b>" if name in tallies else "")
+        + "</li>"
+        for name, says in READINGS.items()
+    ]
+
+
+def _findings(study: Study, published: Study | None) -> list[str]:
+    """Return the counts of verdicts, then one sentence per test."""
+    parts = ["<h2>Findings</h2>", f"<p class=status>{escape(counts_line(study))}</p>"]
+    if published is not None:
+        parts.append(f"<p>Published study: {escape(counts_line(published))}</p>")
+    parts.append("<ul class=findings>")
+    for sentence in sentences(study):
+        name = f"<b>{escape(sentence.name)}</b>"
+        if sentence.why_not:
+            parts.append(f"<li>{name}. {escape(sentence.text())}</li>")
+            continue
+        said = sentence.text(_clause) if sentence.clauses else escape(sentence.text())
+        parts.append(
+            f"<li><a href='#test{sentence.number}'>{name}</a>. {escape(sentence.question)} "
+            f"{said}</li>"
+        )
+    parts.append("</ul>")
+    note = f"{escape(not_tested_line(study))} Terms are explained <a href='#words'>below</a>."
+    return [*parts, f"<p class=why>{note}</p>"]
+
+
+def _clause(clause: Clause) -> str:
+    lead = f"<span class={clause.verdict.value}>{escape(clause.lead)}</span>"
+    return f"{lead} <span class=why>({escape(clause.numbers)})</span>"
+
+
+def _power(study: Study) -> list[str]:
+    """Return what differences the study could have detected."""
+    rows = power_rows(study)
+    if not rows:
+        return []
+    return [
+        "<h2>What this study could detect</h2>",
+        f"<p>{escape(power_line(study))}</p><p class=why>{escape(POWER_NOTE)}</p>",
+        _table(POWER_COLUMNS, rows),
+    ]
 
 
 def _verdicts(study: Study, published: Study | None) -> str:
@@ -194,7 +257,7 @@ def _section(study: Study, result: Result) -> str:
         parts.append("<p><b>Gates</b></p>")
         parts.append(_table(GATE_COLUMNS, gates, cards=True, seeds=result.seeds))
     for figure in result.figures:
-        parts.append(f"<figure>{_plotly(plotly_figure(figure, result.seeds))}</figure>")
+        parts.append(_figure(figure, result))
     parts += [_titled(table, result.seeds) for table in result.tables]
     if other := other_rows(result):
         parts.append(_table(OTHER_COLUMNS, other, seeds=result.seeds))
@@ -205,6 +268,16 @@ def _section(study: Study, result: Result) -> str:
         f"Run it again: <code>{command(result)}</code></p>"
     )
     return "".join(parts)
+
+
+def _figure(figure: Figure, result: Result) -> str:
+    """Return a figure; one without a common axis as small panels under its title."""
+    drawn = [_plotly(part) for part in plotly_panels(figure, result.seeds, result.figures)]
+    if len(drawn) == 1:
+        return f"<figure>{drawn[0]}</figure>"
+    parts = "".join(f"<div>{part}</div>" for part in drawn)
+    title = f"<figcaption><b>{escape(figure.title)}</b></figcaption>"
+    return f"<figure>{title}<div class=panels>{parts}</div></figure>"
 
 
 def _plotly(figure: Any) -> str:

@@ -17,19 +17,26 @@ from antiphase.analysis.palette import (
 from antiphase.analysis.statistics import Interval
 from antiphase.experiments.attention_example import AttentionExample, HeadMap
 from antiphase.experiments.experiment import Chart, Figure, Heatmap
+from antiphase.experiments.report.panels import colour_limit, panels
 from antiphase.experiments.report.static import MAP_LIMIT, NOT_VISIBLE, thinned
 
 COLOUR_SCALE = [[i / 2, colour] for i, colour in enumerate(DIVERGING)]
 SEED_DOTS = {"color": "#1b1f24", "size": 5, "opacity": 0.55}
 
 
-def plotly_figure(figure: Figure, seeds: Sequence[int] = ()) -> Any:
-    """Return a chart or heatmap as a plotly figure; the values of each seed are dots."""
+def plotly_figure(figure: Figure, seeds: Sequence[int] = (), beside: Sequence[Figure] = ()) -> Any:
+    """Return a chart or heatmap as a plotly figure; the values of each seed are dots.
+
+    Args:
+        figure: to draw.
+        seeds: names of the dots.
+        beside: other figures; heatmaps of the same unit share their colours.
+    """
     import plotly.graph_objects as go
 
     drawn = go.Figure()
     if isinstance(figure, Heatmap):
-        _heatmap(drawn, figure)
+        _heatmap(drawn, figure, colour_limit(figure, beside))
     else:
         for i, (name, points) in enumerate(figure.series.items()):
             _series(drawn, figure, i, name, points)
@@ -50,6 +57,20 @@ def plotly_figure(figure: Figure, seeds: Sequence[int] = ()) -> Any:
         height=380,
         margin={"l": 60, "r": 20, "t": 50, "b": 60},
     )
+    return drawn
+
+
+def plotly_panels(
+    figure: Figure, seeds: Sequence[int] = (), beside: Sequence[Figure] = ()
+) -> list[Any]:
+    """Return a figure as plotly figures: one, or a small one for each unit."""
+    parts = [figure] if isinstance(figure, Heatmap) else panels(figure)
+    drawn = [plotly_figure(part, seeds, beside) for part in parts]
+    if len(drawn) > 1:
+        for panel in drawn:
+            panel.update_layout(
+                title_font_size=13, height=240, margin={"l": 45, "r": 10, "t": 40, "b": 35}
+            )
     return drawn
 
 
@@ -146,17 +167,16 @@ def _dots(drawn: Any, i: int, points: list[tuple[Any, Interval]], seeds: Sequenc
     )
 
 
-def _heatmap(drawn: Any, heatmap: Heatmap) -> None:
+def _heatmap(drawn: Any, heatmap: Heatmap, limit: float) -> None:
     import plotly.graph_objects as go
 
-    most = max((abs(v) for row in heatmap.values for v in row), default=1.0) or 1.0
     drawn.add_trace(
         go.Heatmap(
             z=heatmap.values,
             x=heatmap.columns,
             y=heatmap.rows,
-            zmin=-most,
-            zmax=most,
+            zmin=-limit,
+            zmax=limit,
             colorscale=COLOUR_SCALE,
             text=[[f"{v:+.3f}" for v in row] for row in heatmap.values],
             texttemplate="%{text}",

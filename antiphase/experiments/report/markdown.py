@@ -5,6 +5,16 @@ from collections.abc import Sequence
 from antiphase.experiments.attention_example import AttentionExample
 from antiphase.experiments.experiment import Table
 from antiphase.experiments.report.attention_picture import picture_caption
+from antiphase.experiments.report.findings import (
+    POWER_COLUMNS,
+    POWER_NOTE,
+    counts_line,
+    not_tested_line,
+    power_line,
+    power_rows,
+    reading_tallies,
+    sentences,
+)
 from antiphase.experiments.report.published import ABSENT
 from antiphase.experiments.report.rows import (
     ARM_COLUMNS,
@@ -33,7 +43,7 @@ from antiphase.experiments.report.rows import (
     verdict_rows,
 )
 from antiphase.experiments.report.static import figure_names, map_rows
-from antiphase.experiments.report.words import MAPS_NOTE, RECIPE_NOTE, WORDS
+from antiphase.experiments.report.words import INTRODUCTION, MAPS_NOTE, RECIPE_NOTE, WORDS
 from antiphase.experiments.results import Result, Study
 from antiphase.experiments.verdicts import READINGS
 
@@ -47,17 +57,25 @@ def as_markdown(study: Study, published: Study | None = None) -> str:
     """
     parts = [
         "# The lab: does differential attention cancel noise?\n",
-        f"{status_line(study)}\n",
-        *(f"- **{name}**: {says}" for name, says in READINGS.items()),
+        f"{INTRODUCTION}\n",
+        *_readings(study),
+        *_findings(study, published),
+        f"\n{status_line(study)}",
     ]
     if study.attention:
         caption = picture_caption(study.attention)
         parts.append(f"\n![Where attention goes on one sequence](attention.png)\n\n{caption}")
     parts += [
-        "\n## What the tests say\n",
+        "\n## Verdicts\n",
         markdown_table(verdict_columns(published), verdict_rows(study, published)),
         f"\n{FOOTNOTE}. " + (ABSENT if published is None else status_line(published)),
     ]
+    if rows := power_rows(study):
+        parts += [
+            "\n## What this study could detect\n",
+            f"{power_line(study)} {POWER_NOTE}\n",
+            markdown_table(POWER_COLUMNS, rows),
+        ]
     if study.attention and study.attention.maps:
         parts.append(_maps(study.attention))
     parts.append("\n## Words\n")
@@ -78,6 +96,28 @@ def as_markdown(study: Study, published: Study | None = None) -> str:
         parts += ["\n## Not run\n", "\n\n".join(lines)]
     parts += ["\n## Provenance\n", f"{' '.join(provenance_lines(study))} {machine_line(study)}."]
     return "\n".join(parts) + "\n"
+
+
+def _readings(study: Study) -> list[str]:
+    tallies = reading_tallies(study)
+    return [
+        f"- **{name}**: {says}" + (f". **{tallies[name]}**" if name in tallies else "")
+        for name, says in READINGS.items()
+    ]
+
+
+def _findings(study: Study, published: Study | None) -> list[str]:
+    """Return the counts of verdicts, then one sentence per test."""
+    parts = ["\n## Findings\n", f"{counts_line(study)}\n"]
+    if published is not None:
+        parts.append(f"Published study: {counts_line(published)}\n")
+    for sentence in sentences(study):
+        question = "" if sentence.why_not else f"{sentence.question} "
+        said = sentence.text(lambda clause: f"**{clause.lead}** ({clause.numbers})")
+        parts.append(f"- **{sentence.name}**. {question}{said}")
+    if line := not_tested_line(study):
+        parts.append(f"\n{line}")
+    return parts
 
 
 def _maps(example: AttentionExample) -> str:

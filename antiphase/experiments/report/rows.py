@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from antiphase.analysis.compare_runs import flat_fields
 from antiphase.analysis.statistics import Interval
 from antiphase.experiments.plans import PRIMARY
+from antiphase.experiments.published_claims import SOURCES
+from antiphase.experiments.report.words import SETTINGS
 from antiphase.experiments.results import NOT_SELECTED, Result, Study
 from antiphase.experiments.verdicts import (
     LEVEL,
@@ -37,9 +38,9 @@ GATE_COLUMNS = [
     "applies to predictions",
 ]
 ARM_COLUMNS = ["arm", "recipe"]
-CLAIM_COLUMNS = ["", "published", "standard, here", "V1, here"]
+CLAIM_COLUMNS = ["", "published", "source", "standard, here", "V1, here"]
 OTHER_COLUMNS = ["also measured", ""]
-RECIPE_COLUMNS = ["setting", "value"]
+RECIPE_COLUMNS = ["setting", "value", "meaning"]
 
 
 @dataclass(frozen=True)
@@ -262,8 +263,11 @@ def arm_rows(result: Result) -> list[Row]:
 
 
 def claim_rows(study: Study) -> list[Row]:
-    """Return one row per published number."""
-    return [[claim.what, claim.published, claim.standard, claim.v1] for claim in study.claims]
+    """Return one row per published number, with where it was published."""
+    return [
+        [claim.what, claim.published, SOURCES.get(claim.what, ""), claim.standard, claim.v1]
+        for claim in study.claims
+    ]
 
 
 def claim_note(study: Study) -> str:
@@ -273,9 +277,29 @@ def claim_note(study: Study) -> str:
 
 
 def recipe_rows(study: Study) -> list[Row]:
-    """Return one row per setting of the common recipe that is set."""
+    """Return one row per setting of the common recipe that is set; options are settings, too."""
     unset: tuple[Any, ...] = (None, [], {}, "")
-    return [[k, str(v)] for k, v in flat_fields(study.recipe).items() if v not in unset]
+    found = _settings(study.recipe)
+    return [
+        [name, _setting_text(value), SETTINGS.get(name, "")]
+        for name, value in found
+        if value not in unset
+    ]
+
+
+def _settings(fields: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each setting; those of inner dictionaries under names like `task_options.length`."""
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            yield from _settings(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _setting_text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 def provenance_lines(study: Study) -> list[str]:

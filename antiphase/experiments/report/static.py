@@ -3,6 +3,7 @@
 `interactive.py` draws the same with plotly, for the HTML page.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from antiphase.analysis.palette import (
     style,
 )
 from antiphase.experiments.attention_example import AttentionExample, HeadMap
-from antiphase.experiments.experiment import Chart, Heatmap
+from antiphase.experiments.experiment import Chart, Figure, Heatmap
+from antiphase.experiments.report.panels import colour_limit, panels
 from antiphase.experiments.results import Result
 
 MAP_LIMIT = 0.5  # weights beyond this have the strongest colour
 NOT_VISIBLE = "#e6e6e6"  # of later tokens in a map
 LABELS = 16  # of tokens on an axis of a map
+COLUMNS = 4  # of panels
 
 
 def figure_names(result: Result) -> list[str]:
@@ -38,15 +41,32 @@ def write_figures(results: list[Result], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for result in results:
         for name, figure in zip(figure_names(result), result.figures, strict=True):
-            drawn, axis = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
-            if isinstance(figure, Heatmap):
-                _heatmap(axis, figure)
-            else:
-                _series(axis, figure)
-            axis.set_title(figure.title, fontsize=10)
-            axis.set(xlabel=figure.x, ylabel=figure.y)
+            drawn = _draw(figure, result.figures)
             drawn.savefig(folder / name, dpi=110)
             plt.close(drawn)
+
+
+def _draw(figure: Figure, beside: Sequence[Figure]) -> Any:
+    """Return a figure with one axis, or with one per panel."""
+    import matplotlib.pyplot as plt
+
+    parts: list[Figure] = [figure] if isinstance(figure, Heatmap) else [*panels(figure)]
+    width = min(len(parts), COLUMNS)
+    height = -(-len(parts) // width)
+    size = (6.4, 3.6) if len(parts) == 1 else (2.4 * width, 2.3 * height + 0.3)
+    drawn, axes = plt.subplots(height, width, figsize=size, squeeze=False, layout="constrained")
+    for axis, part in zip(axes.flat, parts, strict=False):
+        if isinstance(part, Heatmap):
+            _heatmap(axis, part, colour_limit(part, beside))
+        else:
+            _series(axis, part)
+        axis.set_title(part.title, fontsize=10)
+        axis.set(xlabel=part.x, ylabel=part.y)
+    for axis in axes.flat[len(parts) :]:
+        axis.set_visible(False)
+    if len(parts) > 1:
+        drawn.suptitle(figure.title, fontsize=10)
+    return drawn
 
 
 def _series(axis: Any, chart: Chart) -> None:
@@ -84,9 +104,8 @@ def _series(axis: Any, chart: Chart) -> None:
     axis.grid(alpha=0.25)
 
 
-def _heatmap(axis: Any, heatmap: Heatmap) -> None:
-    most = max((abs(v) for row in heatmap.values for v in row), default=1.0) or 1.0
-    limits = {"cmap": diverging_colormap(), "vmin": -most, "vmax": most}
+def _heatmap(axis: Any, heatmap: Heatmap, limit: float) -> None:
+    limits = {"cmap": diverging_colormap(), "vmin": -limit, "vmax": limit}
     image = axis.imshow(heatmap.values, aspect="auto", origin="lower", **limits)
     axis.figure.colorbar(image, ax=axis, label=heatmap.unit)
     axis.set_xticks(range(len(heatmap.columns)), heatmap.columns)
