@@ -18,7 +18,8 @@ from pathlib import Path
 
 import torch
 
-from antiphase.cache_folder import cache_folder
+from antiphase.cache_folder import cache_folder, create_private, distrust, write_private
+from antiphase.isolated_process import run_isolated
 
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 ISA_WITHOUT_TILES = "AVX512_CORE_FP16"
@@ -68,34 +69,51 @@ def guard_bf16() -> str | None:
     """
     if "amx_bf16" not in cpu_text().split() or os.environ.get(ISA_VARIABLE):
         return None
-    stored = cache_folder() / f"bf16-{torch.__version__}-{cpu_key()}"
-    try:
-        result = stored.read_text()
-    except OSError:
-        result = ""
-    if result not in ("works", "crashes"):
-        result = _probe_bf16()
-        with contextlib.suppress(OSError):  # then it is tested again next time
-            if result != "unknown":
-                stored.parent.mkdir(parents=True, exist_ok=True)
-                stored.write_text(result)
+    result = _stored_probe()
     if result != "crashes":
         return None
     os.environ[ISA_VARIABLE] = ISA_WITHOUT_TILES
-    warnings.warn(
+    warn(
         "this machine announces AMX tiles that oneDNN cannot use (bf16 products die of an illegal "
-        f"instruction); antiphase set {ISA_VARIABLE}={ISA_WITHOUT_TILES} for this process",
-        RuntimeWarning,
-        stacklevel=2,
+        f"instruction); antiphase set {ISA_VARIABLE}={ISA_WITHOUT_TILES} for this process"
     )
     return ISA_WITHOUT_TILES
 
 
+def warn(message: str) -> None:
+    """Warn of something that the call survives, also where `-W error` turns warnings into errors.
+
+    There the message is printed instead.
+    """
+    try:
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+    except RuntimeWarning:
+        print(f"antiphase: {message}", file=sys.stderr)
+
+
+def _stored_probe() -> str:
+    """Return the result of `_probe_bf16` that the cache holds; run it if there is none."""
+    try:
+        stored = cache_folder() / f"bf16-{torch.__version__}-{cpu_key()}"
+        private = distrust(stored.parent) is None
+        if private and distrust(stored) is None and stored.is_file():
+            result = stored.read_text(errors="replace")
+            if result in ("works", "crashes"):
+                return result
+    except OSError:
+        private = False
+    result = _probe_bf16()
+    if private and result != "unknown":
+        with contextlib.suppress(OSError):  # then it is tested again next time
+            create_private(stored.parent)
+            write_private(stored, result)
+    return result
+
+
 def _probe_bf16() -> str:
     """Run a bf16 product in a separate process; return "works", "crashes" or "unknown"."""
-    command = [sys.executable, "-c", _PROBE]
     try:
-        code = subprocess.run(command, capture_output=True, timeout=60, check=False).returncode
+        code = run_isolated(_PROBE, timeout=60).returncode
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     if code < 0 and signal.Signals(-code).name in FATAL:

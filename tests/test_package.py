@@ -29,7 +29,7 @@ def test_public_names_resolve():
         _ = antiphase.nonsense
 
 
-SHARED = ["cache_folder", "cpu", "lazy_imports", "options"]  # used by every room, import no room
+SHARED = ["cache_folder", "cpu", "isolated_process", "lazy_imports", "options"]  # import no room
 ROOMS = [
     "ops",
     "attention",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from antiphase.benchmarks.attention import FUSED, STANDARD, Cell
 from antiphase.benchmarks.model import BASELINE, Comparison
@@ -49,7 +50,7 @@ def cell_table(cell: Cell) -> Table:
         if not rows:
             continue
         table.add_section()
-        table.add_row(f"[bold]{title}")
+        table.add_row(Text(title, style="bold"))
         for row in rows:
             style = "green" if row.name == FUSED else "dim" if row.name == STANDARD else None
             table.add_row(

@@ -50,6 +50,8 @@ def analyze(
         from antiphase.tasks.registry import TASKS
 
         require_one_of(TASKS, task=task)
+    from rich.text import Text
+
     from antiphase.analysis.analyze import analyze as measure
     from antiphase.analysis.plots import draw_analysis
     from antiphase.analysis.tables import tables
@@ -61,7 +63,7 @@ def analyze(
         locate_model(model)  # a wrong name is found before any work
     content = {}
     for name in [model] if model else list(shipped_models()):
-        with output.progress.status(f"analyzing {name}"):
+        with output.progress.status(Text(f"analyzing {name}")):
             target = load_target(name, text=text, task=task, sequences=sequences, length=length)
             result = measure(
                 target.model,

@@ -47,5 +47,5 @@ def findings() -> dict[str, str]:
     return found | {
         "fused_cpu": f"C++ level: {library.path}",
         "rates": f"{rates} (GFLOP/s of a tile, one thread)",
-        "bf16 runs": f"on {KERNELS[library.bf16_kernel]}, the fastest of them",
+        "bf16 runs": f"on {KERNELS[library.bf16_kernel]} ({native.PIN} changes it)",
     }

@@ -34,8 +34,9 @@ class Output:
     def __init__(self, *, quiet: bool = False, as_json: bool = False) -> None:
         self.quiet, self.as_json = quiet, as_json
         limited = sys.stdout.isatty() or "COLUMNS" in os.environ
-        self.console = Console(width=None if limited else UNLIMITED, quiet=as_json)
-        self.progress = Console(stderr=True, quiet=quiet)
+        plain: dict[str, Any] = {"markup": False, "emoji": False}  # names may have brackets, colons
+        self.console = Console(width=None if limited else UNLIMITED, quiet=as_json, **plain)
+        self.progress = Console(stderr=True, quiet=quiet, **plain)
 
     def note(self, text: str) -> None:
         """Print what explains a result; silent if quiet."""
@@ -44,7 +45,7 @@ class Output:
 
     def line(self, text: str | Text) -> None:
         """Print a line of a result; the terminal wraps it."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(text, highlight=False, soft_wrap=True)
 
     def fields(self, fields: Mapping[str, str]) -> None:
         """Print names and values, one line each."""
@@ -79,7 +80,7 @@ class Output:
     def wrote(self, path: Path) -> None:
         """Print which file or folder was written."""
         if self.as_json:
-            self.progress.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
+            self.progress.print(f"wrote {path}", highlight=False, soft_wrap=True)
         else:
             self.line(str(path) if self.quiet else f"wrote {path}")
 

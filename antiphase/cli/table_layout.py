@@ -124,4 +124,4 @@ def _stack(cell: Any) -> Any:
 
 
 def _text(cell: Any) -> str:
-    return cell.plain if isinstance(cell, Text) else Text.from_markup(str(cell)).plain
+    return cell.plain if isinstance(cell, Text) else str(cell)

@@ -30,9 +30,9 @@ def task(
     if name is None:
         raise ValueError("task: give the name of a task; --list shows them")
     require_at_least(1, show=show)
-    from antiphase.training.recipe import parse_setting
+    from antiphase.training.recipe import parse_settings
 
-    options = dict(map(parse_setting, setting or []))
+    options = parse_settings(setting or [])
     for option, flag in {"split": "--split", "size": "--show", "seed": "--seed"}.items():
         if option in options:
             raise ValueError(f"--set {option}: is no option of the task; use {flag}")

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
 
 
 class Job(Protocol):
@@ -128,9 +129,9 @@ def train_all(
             display.finish(job)
             if error is not None:
                 errors[job.key] = error
-                console.print(f"[red]failed[/] {job.title}: {error}", highlight=False)
+                console.print(Text.assemble(("failed", "red"), f" {job.title}: {error}"))
             elif not console.is_terminal:
-                console.print(f"done {job.title} ({display.left()} left)", highlight=False)
+                console.print(Text(f"done {job.title} ({display.left()} left)"))
     return errors
 
 
@@ -144,7 +145,8 @@ class _Display:
         self.before = {j.key: j.done(root) for j in jobs}  # fraction done by earlier attempts
         self.ended: set[str] = set()
         self.start = time.monotonic()
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"))
+        name = TextColumn("{task.description}", markup=False)
+        columns = (name, BarColumn(), TextColumn("{task.fields[note]}"))
         self.bars = Progress(*columns)
         self.all_runs = self.bars.add_task("all runs", total=self.total, note="")
         self.lines: dict[str, object] = {}

@@ -6,6 +6,7 @@ beside every interval, so that verdicts can be recomputed by another rule.
 
 import json
 import math
+from collections.abc import Sequence, Sized
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from antiphase.analysis.statistics import Interval, holm
 from antiphase.experiments.attention_example import AttentionExample
 from antiphase.experiments.experiment import Chart, Figure, Heatmap, Table
+from antiphase.experiments.stored_types import require_type
 from antiphase.experiments.verdicts import (
     Effect,
     Judgement,
@@ -172,8 +174,8 @@ def load_study(folder: Path) -> Study:
     """Load the study of a folder.
 
     Raises:
-        ValueError: the folder has no results.json, it cannot be parsed, or it was written by a
-            version of the lab with other rules.
+        ValueError: the folder has no results.json, it cannot be parsed, it was written by a
+            version of the lab with other rules, or it holds what the lab does not write.
     """
     kept = read_json(folder / RESULTS)
     if kept is None:
@@ -184,7 +186,19 @@ def load_study(folder: Path) -> Study:
             "its predictions follow other rules and cannot be judged anew. Run the study again: "
             "antiphase lab --full --out FOLDER"
         )
-    attention = kept.get("attention")
+    try:
+        study = _study(kept)
+        _require_valid(study)
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise ValueError(
+            f"{folder / RESULTS}: is damaged, or was not written by the lab: {reason}"
+        ) from error
+    return study
+
+
+def _study(kept: dict[str, Any]) -> Study:
+    attention = kept["attention"]
     return Study(
         [result_from_json(fields) for fields in kept["results"]],
         [claim_from_json(fields) for fields in kept["claims"]],
@@ -197,6 +211,55 @@ def load_study(folder: Path) -> Study:
         [_table(table) for table in kept["training"]],
         AttentionExample.from_dict(attention) if attention else None,
     )
+
+
+_LOCK = {"study_id": str, "seeds": list[int], "digest": str, "commit": str, "time": str}
+
+
+def _require_valid(study: Study) -> None:
+    """Raise ValueError unless the report can show every field: a results.json may be anyone's."""
+    require_type("study", study, Study)
+    if study.lock is not None:
+        for name, kind in {**_LOCK, "dirty": bool}.items():
+            require_type(f"lock.{name}", study.lock.get(name), kind)
+    for result in study.results:
+        for table in result.tables:
+            _require_shape(f"table {table.title!r}", table.rows, None, len(table.columns))
+        for figure in result.figures:
+            if isinstance(figure, Heatmap):
+                shape = len(figure.rows), len(figure.columns)
+                _require_shape(f"figure {figure.title!r}", figure.values, *shape)
+    for table in study.training:
+        _require_shape(f"table {table.title!r}", table.rows, None, len(table.columns))
+    if study.attention is not None:
+        _require_attention(study.attention)
+
+
+def _require_attention(example: AttentionExample) -> None:
+    T = len(example.tokens)
+    for name, positions in {"answer": example.answer, "query": example.query}.items():
+        if not positions or not all(0 <= i < T for i in positions):
+            raise ValueError(f"attention.{name}: got {positions}, expected positions below {T}")
+    if not example.rows:
+        raise ValueError("attention.rows: is empty, expected at least one arm")
+    for row in example.rows:
+        weights = [row.signal, row.difference, row.noise or row.signal]
+        _require_shape(f"attention of {row.arm!r}", weights, 3, T)
+    for m in example.maps:
+        if not m.arm.isprintable() or {"/", "\\"} & {*m.arm}:  # it becomes part of a file's name
+            raise ValueError(
+                f"attention.maps: got the arm {m.arm!r}, expected a name without / or \\"
+            )
+        if len(m.thousandths) != T or any(len(row) > T for row in m.thousandths):
+            raise ValueError(f"attention.maps: a map of {m.arm!r} does not have {T} tokens")
+
+
+def _require_shape(what: str, rows: Sequence[Sized], height: int | None, width: int) -> None:
+    """Raise ValueError unless there are `height` rows (None: any number) of the same width."""
+    if (height is not None and len(rows) != height) or any(len(row) != width for row in rows):
+        size = f"{height} rows of {width}" if height is not None else f"rows of {width}"
+        found = f"{len(rows)} rows of {', '.join(map(str, sorted({*map(len, rows)})))}"
+        raise ValueError(f"{what}: got {found}, expected {size}")
 
 
 def result_to_json(result: Result) -> dict[str, Any]:
@@ -249,11 +312,12 @@ def without_nan(content: Any) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the content of a JSON file; None if it does not exist or is damaged."""
+    """Return the content of a JSON file; None if it does not exist, is damaged or no object."""
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         return None
+    return content if isinstance(content, dict) else None
 
 
 def _number(value: float | None) -> float:
@@ -263,11 +327,11 @@ def _number(value: float | None) -> float:
 def _interval(fields: dict[str, Any]) -> Interval:
     by_seed = fields["by_seed"]
     return Interval(
-        fields["mean"],
+        _number(fields["mean"]),
         _number(fields["low"]),
         _number(fields["high"]),
         fields["seeds"],
-        None if by_seed is None else tuple(by_seed),
+        None if by_seed is None else tuple(map(_number, by_seed)),
     )
 
 
@@ -285,6 +349,12 @@ def _figure(fields: dict[str, Any]) -> Figure:
         values = [[_number(value) for value in row] for row in fields["values"]]
         return Heatmap(**{**fields, "values": values})
     series = {
-        name: [(x, _interval(y)) for x, y in points] for name, points in fields["series"].items()
+        name: [(_place(x), _interval(y)) for x, y in points]
+        for name, points in fields["series"].items()
     }
     return Chart(**{**fields, "series": series})
+
+
+def _place(x: Any) -> Any:
+    require_type("place on the x axis", x, str | float)
+    return x

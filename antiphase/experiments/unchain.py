@@ -35,7 +35,7 @@ from antiphase.training.components import dataset, set_up_machine
 from antiphase.training.digests import short_digest, weights_digest
 from antiphase.training.locks import exclusive_lock
 from antiphase.training.provenance import CORPUS, START, check_corpus, check_start
-from antiphase.training.recipe import apply_settings, parse_setting
+from antiphase.training.recipe import apply_settings, parse_settings
 from antiphase.training.run import RECIPE
 from antiphase.training.run_card import write_run_card
 from antiphase.training.stopping import StoppedError
@@ -85,7 +85,7 @@ def unchain_settings(
         changes["task_options"] = {**recipe.task_options, "text": text}
     measured = [s.removeprefix(EVALUATION) for s in settings if s.startswith(EVALUATION)]
     others = [s for s in settings if not s.startswith(EVALUATION)]
-    options = build("evaluation", BeforeAfterOptions, dict(map(parse_setting, measured)))
+    options = build("evaluation", BeforeAfterOptions, parse_settings(measured))
     return apply_settings(recipe.changed(**changes), others), options
 
 

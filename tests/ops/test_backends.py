@@ -74,7 +74,7 @@ def test_every_bf16_micro_kernel(cxx, monkeypatch, kernel: int, case: Case):
     name = fused_cpu.abi.KERNELS[kernel]
     if not cxx.rates[name]:
         pytest.skip(f"{name} is not available on this processor")
-    monkeypatch.setattr(type(cxx), "bf16_kernel", kernel)
+    monkeypatch.setitem(cxx.__dict__, "bf16_kernel", kernel)
     check("c++", case, torch.bfloat16)
 
 

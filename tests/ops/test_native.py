@@ -6,6 +6,7 @@ of the compiler matters, a small script replaces it.
 """
 
 import ctypes
+import functools
 import json
 import multiprocessing
 import os
@@ -13,14 +14,17 @@ import shutil
 import subprocess
 import sys
 import time
+import warnings
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from antiphase.ops.fused_cpu import native
-from antiphase.ops.fused_cpu.abi import KernelArguments
+from antiphase.ops import diff_attention
+from antiphase.ops.fused_cpu import level, native, self_test
+from antiphase.ops.fused_cpu.abi import KERNELS, KernelArguments
 from tests.ops import native_case
 
 FORK = multiprocessing.get_context("forkserver")
@@ -173,6 +177,169 @@ def test_builder_killed_midway_leaves_nothing_behind(cxx, tmp_path: Path):
     process.join()
     compiler = fake_compiler(tmp_path, copy_library(cxx))
     assert run_case(tmp_path, CXX=compiler)["level"] == "c++"
+
+
+@pytest.fixture
+def built(cxx, tmp_path: Path, monkeypatch) -> Path:
+    """A library in a cache of its own, with manifest and result of the self-test."""
+    monkeypatch.setenv("ANTIPHASE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", fake_compiler(tmp_path, copy_library(cxx)))
+    before = os.umask(0o002)  # private also where new files can be written by the group
+    try:
+        return native.build()
+    finally:
+        os.umask(before)
+
+
+def stored_result(library: Path) -> Path:
+    (found,) = library.parent.glob(f"{library.stem}-*.json")
+    return found
+
+
+PLACES = {
+    "cache folder": lambda library: library.parents[1],
+    "folder": lambda library: library.parent,
+    "library": lambda library: library,
+    "manifest": lambda library: library.with_suffix(".json"),
+    "result": stored_result,
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_others_may_write_is_not_loaded(built: Path, tmp_path: Path, place: str):
+    path = PLACES[place](built)
+    path.chmod(0o770)
+    reasons = (f"{path} can be written by other users", "ANTIPHASE_CACHE")
+    assert_fell_back(run_case(tmp_path), *reasons)
+    path.chmod(0o700)
+    assert run_case(tmp_path)["level"] == "c++"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("place", PLACES)
+def test_what_another_user_owns_is_not_loaded(built: Path, tmp_path: Path, place: str):
+    os.chown(PLACES[place](built), 12345, -1)
+    assert_fell_back(run_case(tmp_path), "belongs to user 12345", "ANTIPHASE_CACHE")
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_lock_that_is_no_file(built: Path, tmp_path: Path, kind: str):
+    """A link would have its target opened for writing."""
+    lock = built.with_suffix(".lock")
+    lock.unlink()
+    (tmp_path / "precious").write_text("content")
+    if kind == "link":
+        lock.symlink_to(tmp_path / "precious")
+    else:
+        os.mkfifo(lock)
+    with pytest.raises(native.Unavailable, match=f"{lock.name} is (a symbolic link|not a regular)"):
+        native.build(force=True)
+    assert (tmp_path / "precious").read_text() == "content"
+
+
+GOOD = {"brgemm fp32": 1.0, "brgemm bf16": 2.0, "blas bf16": 0.0}
+CORRUPT = {
+    "empty": "",
+    "truncated": '{"rates": {"brgemm',
+    "not UTF-8": b"\xff\xfe",
+    "deep": "[" * 100_000,
+    "list": "[]",
+    "number": "1",
+    "no keys": "{}",
+    "null": '{"rates": null}',
+    "failure that is no text": '{"failure": 1}',
+    "empty failure": '{"failure": ""}',
+    "missing kernel": json.dumps({"rates": {"brgemm fp32": 1.0}}),
+    "negative": json.dumps({"rates": GOOD | {"blas bf16": -1.0}}),
+    "NaN": json.dumps({"rates": GOOD | {"blas bf16": float("nan")}}),
+    "infinite": json.dumps({"rates": GOOD | {"blas bf16": float("inf")}}),
+    "huge": json.dumps({"rates": GOOD | {"blas bf16": 10**400}}),
+    "text": json.dumps({"rates": GOOD | {"blas bf16": "1"}}),
+    "boolean": json.dumps({"rates": GOOD | {"blas bf16": True}}),
+    "nothing usable": json.dumps({"rates": dict.fromkeys(GOOD, 0)}),
+}
+
+
+@pytest.mark.parametrize("content", CORRUPT.values(), ids=CORRUPT)
+def test_corrupt_result_of_the_self_test(built: Path, monkeypatch, content: str | bytes):
+    """The self-test runs again, once, and its result replaces the corrupt one."""
+    runs: list[Path] = []
+    monkeypatch.setattr(
+        native, "_run_self_test", lambda path: runs.append(path) or {"rates": dict(GOOD)}
+    )
+    stored = stored_result(built)
+    stored.write_bytes(content if isinstance(content, bytes) else content.encode())
+    for _ in range(2):
+        assert native._verified_rates(built) == GOOD
+    assert runs == [built]
+
+
+def test_forced_build_tests_again(built: Path, cxx, tmp_path: Path, monkeypatch):
+    """A failure that was stored does not stay for ever."""
+    stored_result(built).write_text('{"failure": "died"}')
+    with pytest.raises(native.Unavailable, match="died"):
+        native._verified_rates(built)
+    monkeypatch.setenv("CXX", fake_compiler(tmp_path, copy_library(cxx, tested=False)))
+    native.build(force=True)
+    monkeypatch.setattr(native, "_run_self_test", lambda path: {"rates": dict(GOOD)})
+    assert native._verified_rates(built) == GOOD
+
+
+def test_warnings_as_errors_do_not_fail_the_call(monkeypatch, capsys):
+    monkeypatch.setenv("ANTIPHASE_NATIVE", "0")
+    monkeypatch.setattr(native, "_load", native._load.__wrapped__)
+    monkeypatch.setattr(level, "_unavailable", functools.cache(level._unavailable.__wrapped__))
+    inputs = [torch.randn(1, 2, 5, 8) for _ in range(5)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = diff_attention(*inputs, 0.5)
+    torch.testing.assert_close(found, diff_attention(*inputs, 0.5, backend="reference"))
+    assert capsys.readouterr().err.count("switched off by ANTIPHASE_NATIVE=0") == 1
+
+
+@pytest.mark.parametrize(
+    ("rates", "chosen"),
+    [
+        ((100, 105, 0), "brgemm fp32"),  # not clearly faster
+        ((100, 109, 200), "blas bf16"),
+        ((100, 150, 120), "brgemm bf16"),
+        ((100, 0, 0), "brgemm fp32"),
+        ((0, 0, 3), "blas bf16"),  # fp32 brgemm gives wrong results in bf16
+    ],
+)
+def test_choice_of_the_micro_kernel(rates: tuple[float, ...], chosen: str):
+    assert native.choose_kernel(dict(zip(KERNELS, rates, strict=True))) == chosen
+
+
+def test_pinned_micro_kernel():
+    rates = dict(zip(KERNELS, (100.0, 300.0, 0.0), strict=True))
+    assert native.choose_kernel(rates, "brgemm fp32") == "brgemm fp32"
+    with pytest.warns(RuntimeWarning, match="'blas bf16': this machine has no such micro-kernel"):
+        assert native.choose_kernel(rates, "blas bf16") == "brgemm bf16"
+
+
+def test_micro_kernel_pinned_by_the_environment(cxx, monkeypatch):
+    monkeypatch.setattr(native, "_load", native._load.__wrapped__)
+    for i, name in enumerate(KERNELS):
+        if cxx.rates[name]:
+            monkeypatch.setenv("ANTIPHASE_KERNEL", name)
+            assert native.library().bf16_kernel == i
+    monkeypatch.setenv("ANTIPHASE_KERNEL", "brgemm fp16")
+    with pytest.raises(ValueError, match=r"got 'brgemm fp16', allowed are brgemm fp32, .* mean"):
+        native.library()
+
+
+def test_rates_under_load(monkeypatch):
+    """A load that comes and goes does not fall on one micro-kernel alone."""
+    true, calls = (100.0, 200.0, 50.0), []
+
+    def tile_rate(handle: None, kernel: int) -> float:
+        calls.append(kernel)
+        return true[kernel] * (0.2 if len(calls) < 14 else 1.0)
+
+    monkeypatch.setattr(self_test, "tile_rate", tile_rate)
+    assert self_test.measure_rates(None) == dict(zip(KERNELS, true, strict=True))
+    assert calls[:6] == [0, 1, 2, 0, 1, 2]
 
 
 @pytest.mark.slow

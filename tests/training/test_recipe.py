@@ -80,6 +80,35 @@ def test_bad_settings_say_what_is_allowed(settings, message):
         apply_settings(Recipe(), settings)
 
 
+@pytest.mark.parametrize(
+    ("settings", "attention", "options"),
+    [
+        (["attention=top_k", "attention_options.k=4"], "top_k", {"k": 4}),
+        (["attention_options={a: 1}", "attention_options.b=2"], "diff_v1", {"a": 1, "b": 2}),
+        (["attention_options={k: 4}", "attention_options.k=4"], "diff_v1", {"k": 4}),
+        (["lr=1", "attention_options.k=4", "lr=1.0"], "diff_v1", {"k": 4}),
+    ],
+)
+def test_the_order_of_settings_does_not_matter(settings, attention, options):
+    for ordered in itertools.permutations(settings):
+        recipe = apply_settings(Recipe(), list(ordered))
+        assert (recipe.attention, recipe.attention_options) == (attention, options)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["steps=1", "steps=2"],
+        ["attention_options.k=4", "attention_options.k=8"],
+        ["attention_options={k: 4}", "attention_options.k=8"],
+    ],
+)
+def test_a_field_with_two_values_raises(settings):
+    for ordered in itertools.permutations(settings):
+        with pytest.raises(ValueError, match=r"--set: \S+ is set twice, to \d and to \d"):
+            apply_settings(Recipe(), list(ordered))
+
+
 def test_recipes_of_existing_runs_load(tmp_path):
     for folder in shipped_models().values():
         assert load_recipe(str(folder / "recipe.yaml")).on_divergence == "stop"

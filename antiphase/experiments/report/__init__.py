@@ -41,7 +41,15 @@ PICTURE = "attention.png"
 
 
 def write_report(study: Study, folder: Path) -> Path:
-    """Write report.html, report.md, attention.png and figures/ into a folder; return the page."""
+    """Write report.html, report.md, attention.png and figures/ into a folder; return the page.
+
+    Raises:
+        ValueError: a figure would be written to another folder, through a symbolic link.
+    """
+    figures = folder / "figures"
+    for path in (folder / PICTURE, figures, *figures.glob("*")):
+        if path.is_symlink():
+            raise ValueError(f"{path}: is a symbolic link, through which a figure would be written")
     published = published_beside(study)
     write_figures(study.results, folder / "figures")
     if study.attention:

@@ -265,7 +265,7 @@ def _section(study: Study, result: Result) -> str:
         parts.append(_table(ARM_COLUMNS, arm_rows(result), cards=True))
     parts.append(
         f"<p class=why>Measured on: {escape(result.provenance)}. "
-        f"Run it again: <code>{command(result)}</code></p>"
+        f"Run it again: <code>{escape(command(result))}</code></p>"
     )
     return "".join(parts)
 
@@ -324,7 +324,7 @@ def _cell(cell: ReportCell, name: str, seeds: Sequence[int]) -> str:
     elif cell == "FAILED":
         attributes += " class=failed"
     if isinstance(interval, Interval) and (values := by_seed_text(interval, seeds)):
-        attributes += f" title='{values}'"
+        attributes += f" title='{escape(values)}'"
     return f"<td{attributes}>{escape(cell_text(cell))}</td>"
 
 

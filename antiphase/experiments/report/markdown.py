@@ -1,5 +1,6 @@
 """A study as Markdown, for a README or a terminal."""
 
+import re
 from collections.abc import Sequence
 
 from antiphase.experiments.attention_example import AttentionExample
@@ -95,7 +96,14 @@ def as_markdown(study: Study, published: Study | None = None) -> str:
     if lines := not_run_lines(study):
         parts += ["\n## Not run\n", "\n\n".join(lines)]
     parts += ["\n## Provenance\n", f"{' '.join(provenance_lines(study))} {machine_line(study)}."]
-    return "\n".join(parts) + "\n"
+    return _without_markup("\n".join(parts) + "\n")
+
+
+def _without_markup(text: str) -> str:
+    """Escape tags and links: the fields of a results.json may be anyone's, and have neither."""
+    return re.sub(
+        r"\](?=[\[:]|\((?!figures/|attention\.png\)))", "&#93;", text.replace("<", "&lt;")
+    )
 
 
 def _readings(study: Study) -> list[str]:

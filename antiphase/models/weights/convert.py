@@ -1,6 +1,5 @@
 """Convert a saved model from one layout to another: what `antiphase import-weights` does."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from safetensors.torch import load_file
 from transformers import DiffLlamaForCausalLM, PreTrainedModel
 
 from antiphase.models.config import AntiphaseConfig
+from antiphase.models.locate import read_config
 from antiphase.models.modeling import AntiphaseForCausalLM
 from antiphase.models.weights.diffllama import SHARED_FIELDS, from_diffllama, to_diffllama
 from antiphase.models.weights.official import from_official
@@ -66,16 +66,9 @@ def _complete(kind: Any, source: Path) -> Any:
 
 
 def _config(source: Path) -> dict[str, Any]:
-    path = source / "config.json"
-    if not path.is_file():
+    if not (source / "config.json").is_file():
         raise ValueError(f"{source}: no config.json in it; give the folder of a saved model")
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: is not JSON ({error})") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: expected fields and their values, got {type(found).__name__}")
-    return found
+    return read_config(source)
 
 
 def _layout(config: dict[str, Any], source: Path, requested: str | None) -> str:

@@ -51,11 +51,7 @@ class Library:
     path: Path
     handle: ctypes.CDLL
     rates: dict[str, float]  # GFLOP/s of a tile on one thread, by micro-kernel; 0: unusable
-
-    @property
-    def bf16_kernel(self) -> int:
-        """Return the index of the fastest micro-kernel for bf16 operands."""
-        return max(range(len(KERNELS)), key=lambda i: self.rates[KERNELS[i]])
+    bf16_kernel: int = 0  # index of the micro-kernel for bf16 operands
 
 
 def forward(library: Library, args: Arguments) -> tuple[Tensor, Tensor]:

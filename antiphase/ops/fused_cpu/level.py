@@ -5,10 +5,10 @@ The C++ level supports fp32, bf16 and fp16; the Python level supports fp64, too.
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Iterator
 from contextvars import ContextVar
 
+from antiphase.cpu import warn
 from antiphase.ops.arguments import Arguments
 from antiphase.ops.fused_cpu import abi, native
 
@@ -56,8 +56,6 @@ def _unavailable() -> str | None:
     try:
         native.library()
     except native.Unavailable as reason:
-        warnings.warn(
-            f"antiphase runs its slower Python level: {reason}", RuntimeWarning, stacklevel=2
-        )
+        warn(f"antiphase runs its slower Python level: {reason}")
         return str(reason)
     return None

@@ -1,9 +1,11 @@
 """Build and load the C++ library of `csrc/`.
 
 The library is built once per source, PyTorch version and instruction set, into the cache folder,
-beside a manifest with its checksum. Before its first use on a processor, `self_test.py` runs it in
-a separate process, so that a library that this processor cannot run is never loaded here. Every
-failure raises `Unavailable` with the reason, and the caller falls back to the Python level.
+beside a manifest with its checksum, which detects a damaged file. A library is loaded only if
+nobody else owns or may write it (`cache_folder.distrust`). Before its first use on a processor,
+`self_test.py` runs it in a separate process, so that a library that this processor cannot run is
+never loaded here. Every failure raises `Unavailable` with the reason, and the caller falls back to
+the Python level.
 """
 
 import contextlib
@@ -15,22 +17,27 @@ import os
 import platform
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
-from antiphase.cache_folder import cache_folder
-from antiphase.cpu import FATAL, ISA_VARIABLE, cpu_key, guard_bf16
+from antiphase.cache_folder import cache_folder, create_private, distrust, write_private
+from antiphase.cpu import FATAL, ISA_VARIABLE, cpu_key, guard_bf16, warn
+from antiphase.isolated_process import run_isolated
 from antiphase.ops.fused_cpu.abi import KERNELS, KernelArguments, Library
+from antiphase.options import nearest
 
 SOURCES = Path(__file__).with_name("csrc")
 SWITCH = "ANTIPHASE_NATIVE"
+PIN = "ANTIPHASE_KERNEL"
+CLEARLY_FASTER = 1.1  # than fp32 brgemm: less may be noise, and would change results between runs
 _BUILD_SECONDS = 300
 _SELF_TEST_SECONDS = 120
 _OPTIONS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno")
@@ -45,7 +52,12 @@ class Unavailable(Exception):  # noqa: N818 (a state of the machine, not an erro
 
 
 def library() -> Library:
-    """Return the loaded C++ library, built on first use; raise `Unavailable` if there is none."""
+    """Return the loaded C++ library, built on first use.
+
+    Raises:
+        Unavailable: If this machine has none.
+        ValueError: If `ANTIPHASE_KERNEL` names no micro-kernel.
+    """
     loaded = _load()
     if isinstance(loaded, Unavailable):
         raise loaded
@@ -54,22 +66,54 @@ def library() -> Library:
 
 @functools.cache
 def _load() -> Library | Unavailable:
+    pinned = _pinned_kernel()
     if os.environ.get(SWITCH, "1") == "0":
         return Unavailable(f"switched off by {SWITCH}=0")
     guard_bf16()
     try:
         path = build()
         rates = _verified_rates(path)  # in another process, before the library is loaded here
-        return Library(path, open_library(path), rates)
+        handle = open_library(path)
+        return Library(path, handle, rates, KERNELS.index(choose_kernel(rates, pinned)))
     except Unavailable as reason:
         return reason
     except Exception as error:  # a level that cannot start must never stop the user's model
         return Unavailable(f"{type(error).__name__}: {error}")
 
 
+def _pinned_kernel() -> str | None:
+    """Return the micro-kernel that `ANTIPHASE_KERNEL` names, None if it is not set."""
+    name = os.environ.get(PIN)
+    if name and name not in KERNELS:
+        raise ValueError(
+            f"{PIN}: got {name!r}, allowed are {', '.join(KERNELS)}{nearest(name, KERNELS)}"
+        )
+    return name or None
+
+
+def choose_kernel(rates: Mapping[str, float], pinned: str | None = None) -> str:
+    """Return the micro-kernel for bf16 operands.
+
+    Args:
+        rates: GFLOP/s by micro-kernel; 0 for one that this machine lacks.
+        pinned: to use if this machine has it; else a warning says so.
+
+    Returns:
+        The pinned one; else fp32 brgemm, unless another is clearly faster or it is not usable.
+    """
+    if pinned is not None and rates[pinned]:
+        return pinned
+    default, fastest = KERNELS[0], max(KERNELS, key=lambda name: rates[name])
+    chosen = fastest if rates[fastest] > CLEARLY_FASTER * rates[default] else default
+    if pinned is not None:
+        warn(f"{PIN}={pinned!r}: this machine has no such micro-kernel; {chosen!r} is used")
+    return chosen
+
+
 def compiler() -> str | None:
     """Return the C++ compiler that PyTorch's extensions would use, None if there is none."""
-    return shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
+    found = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
+    return None if found is None else os.path.abspath(found)
 
 
 def command(cxx: str, output: Path) -> list[str]:
@@ -107,27 +151,33 @@ def build(*, force: bool = False) -> Path:
     """Compile the kernels into the cache unless they are there; takes about 20 seconds.
 
     Args:
-        force: Compile even if the library is there.
+        force: Compile even if the library is there, and forget the results of its self-tests.
 
     Returns:
         The library's path.
 
     Raises:
-        Unavailable: If there is no compiler, it fails, or the cache folder is not writable.
+        Unavailable: If there is no compiler, it fails, or the cache folder is not writable, or
+            another user owns it or may write it.
     """
     path = library_path()
+    _require_private(path)
     if not force and _is_intact(path):
         return path
     cxx = compiler()
     if cxx is None:
         raise Unavailable("no C++ compiler (c++, g++ or $CXX) was found")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        create_private(path.parent)
+        _require_private(path)
         with _build_lock(path), tempfile.TemporaryDirectory(dir=path.parent) as scratch:
             if not force and _is_intact(path):
                 return path  # another process was faster
             print("antiphase: building the CPU kernels, once (about 20 s)", file=sys.stderr)
             _compile(cxx, Path(scratch) / path.name, path)
+            if force:  # test it again, too
+                for stored in path.parent.glob(f"{path.stem}-*.json"):
+                    stored.unlink()
     except OSError as error:
         raise Unavailable(
             f"the cache folder {path.parent} cannot be written ({error.strerror or error}); "
@@ -141,6 +191,8 @@ def _compile(cxx: str, output: Path, path: Path) -> None:
     try:
         run = subprocess.run(
             command(cxx, output),
+            cwd=output.parent,
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=_BUILD_SECONDS,
@@ -151,10 +203,18 @@ def _compile(cxx: str, output: Path, path: Path) -> None:
     if run.returncode:
         lines = [line for line in run.stderr.splitlines() if "error" in line] or ["no message"]
         raise Unavailable(f"{cxx} could not compile the kernels: {lines[0].strip()}")
-    manifest = output.with_suffix(".json")
-    manifest.write_text(json.dumps({"sha256": _checksum(output)}))
+    output.chmod(0o700)
+    checksum = _checksum(output)
     os.replace(output, path)
-    os.replace(manifest, path.with_suffix(".json"))
+    write_private(path.with_suffix(".json"), json.dumps({"sha256": checksum}))
+
+
+def _require_private(path: Path) -> None:
+    """Raise `Unavailable` if others own or may write the library, its manifest or its folders."""
+    for place in (path.parents[1], path.parent, path, path.with_suffix(".json")):
+        reason = distrust(place)
+        if reason is not None:
+            raise Unavailable(reason)
 
 
 def _checksum(path: Path) -> str:
@@ -162,7 +222,7 @@ def _checksum(path: Path) -> str:
 
 
 def _is_intact(path: Path) -> bool:
-    """Tell whether the library exists and has the checksum of its manifest."""
+    """Tell whether the library exists and is complete: it has the checksum of its manifest."""
     try:
         manifest = json.loads(path.with_suffix(".json").read_text())
         return bool(manifest["sha256"] == _checksum(path))
@@ -178,7 +238,7 @@ def _build_lock(path: Path) -> Iterator[None]:
     except ImportError:  # no such locks here: two builders may run, each replaces the file at once
         yield
         return
-    with open(path.with_suffix(".lock"), "w") as lock:
+    with _open_lock(path.with_suffix(".lock")) as lock:
         deadline = time.monotonic() + _BUILD_SECONDS
         while True:
             try:
@@ -189,6 +249,22 @@ def _build_lock(path: Path) -> Iterator[None]:
                     raise Unavailable("another process has been building for too long") from None
                 time.sleep(0.2)
         yield
+
+
+def _open_lock(path: Path) -> IO[str]:
+    """Open the lock's file, never what a symbolic link points to."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(path, flags, mode=0o600)
+    except OSError as error:
+        if path.is_symlink():
+            raise Unavailable(f"{path} is a symbolic link, expected a file; delete it") from error
+        raise
+    lock = os.fdopen(descriptor, "w")
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        lock.close()
+        raise Unavailable(f"{path} is not a regular file; delete it")
+    return lock
 
 
 def open_library(path: Path) -> ctypes.CDLL:
@@ -218,32 +294,47 @@ def _verified_rates(path: Path) -> dict[str, float]:
     cap = os.environ.get(ISA_VARIABLE, "")
     key = hashlib.sha256(f"{_checksum(path)} {cpu_key()} {cap}".encode()).hexdigest()[:12]
     stored = path.with_name(f"{path.stem}-{key}.json")
-    try:
-        result = json.loads(stored.read_text())
-    except (OSError, ValueError):
+    if (reason := distrust(stored)) is not None:
+        raise Unavailable(reason)
+    result = _read_result(stored)
+    if result is None:
         result = _run_self_test(path)
         with contextlib.suppress(OSError):  # then it is tested again next time
-            temporary = stored.with_name(f"{stored.name}.{os.getpid()}")
-            temporary.write_text(json.dumps(result))
-            os.replace(temporary, stored)
-    if result.get("failure"):
+            write_private(stored, json.dumps(result))
+    if "failure" in result:
         raise Unavailable(result["failure"])
     return {name: float(result["rates"][name]) for name in KERNELS}
 
 
+def _read_result(stored: Path) -> dict[str, Any] | None:
+    """Return a stored result of the self-test; None if there is none or it is corrupt."""
+    try:
+        return _checked_result(json.loads(stored.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _checked_result(result: Any) -> dict[str, Any]:
+    """Return a result of the self-test: a failure or rates; raise ValueError if it is neither."""
+    match result:
+        case {"failure": str(reason)} if reason:
+            return {"failure": reason}
+        case {"rates": {**found}}:
+            rates = {name: found.get(name) for name in KERNELS}
+            if all(map(_is_rate, rates.values())) and any(rates.values()):
+                return {"rates": rates}
+    raise ValueError(f"no result of the self-test: {result!r}")
+
+
+def _is_rate(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < 1e9  # false for NaN
+
+
 def _run_self_test(path: Path) -> dict[str, Any]:
     """Run the self-test in a separate process; return its result, or the signal that killed it."""
-    package_root = str(Path(__file__).parents[3])
-    search = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
+    code = "from antiphase.ops.fused_cpu.self_test import main; main()"
     try:
-        run = subprocess.run(
-            [sys.executable, "-m", "antiphase.ops.fused_cpu.self_test", str(path)],
-            env={**os.environ, "PYTHONPATH": search},
-            capture_output=True,
-            text=True,
-            timeout=_SELF_TEST_SECONDS,
-            check=False,
-        )
+        run = run_isolated(code, str(path), timeout=_SELF_TEST_SECONDS)
     except subprocess.TimeoutExpired as error:
         raise Unavailable(f"the self-test did not end within {_SELF_TEST_SECONDS} s") from error
     died = signal.Signals(-run.returncode).name if run.returncode < 0 else None
@@ -252,4 +343,4 @@ def _run_self_test(path: Path) -> dict[str, Any]:
     if run.returncode:
         last = (run.stderr.strip().splitlines() or [died or "no message"])[-1]
         raise Unavailable(f"the self-test could not be run: {last}")
-    return dict(json.loads(run.stdout.splitlines()[-1]))
+    return _checked_result(json.loads(run.stdout.splitlines()[-1]))

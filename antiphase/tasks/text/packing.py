@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from antiphase.cache_folder import cache_folder
+from antiphase.cache_folder import cache_folder, create_private
 from antiphase.tasks.text.corpus import Document, documents, manifest
 from antiphase.tasks.text.tokenizer import load_tokenizer, make_tokenizer, tokenizer_key
 
@@ -68,7 +68,7 @@ def pack(sources: list[str], tokenizer: str) -> PackedCorpus:
     if cached is not None:  # the same text may come from sources of other names
         return PackedCorpus(folder, cached.manifest | about)
     shutil.rmtree(folder, ignore_errors=True)  # its manifest is missing or unreadable
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    create_private(folder.parent)
     work = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=folder.parent))
     try:
         _write(work, sources, tokenizer, about)
