@@ -248,7 +248,7 @@ struct Backward {
     const Columns columns = ws.scores.row(map, r, s, args.softcap ? ws.slope.get() + at : nullptr);
     const float inverse = *at_row<float>(m.inverse, b, h, i);
     const float* da = ws.da.get() + (index * rows.padded + r) * kTile;
-    const Vec vm(*at_row<float>(m.max, b, h, i)), vc(m.scale * kLog2e), vi(inverse);
+    const Vec vi(inverse);
     Vec sum0(0.0f), sum1(0.0f);
     auto add = [&](const Vec& a, const Vec& b, int64_t j) {
       sum0 = at::vec::fmadd(a, Vec::loadu(da + j), sum0);
@@ -258,7 +258,8 @@ struct Backward {
       map_row(s, ws.p.get() + at, columns.from, columns.to, ws.spans[index].width, f, add);
     };
     if (inverse == inverse)
-      put([&](const Vec& x) { return exp2_fast<operand_t>((x - vm) * vc) * vi; });
+      with_exponential<operand_t>(m.scale * kLog2e, *at_row<float>(m.max, b, h, i),
+                                  [&](const auto& f) { put([&](const Vec& x) { return f(x) * vi; }); });
     else
       put([&](const Vec&) { return vi; });
     add_lanes(lanes(ws, map, r), sum0 + sum1);

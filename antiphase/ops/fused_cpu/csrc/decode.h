@@ -231,17 +231,18 @@ struct Decode {
 
   // s = 2^(c (s - m)) for n scores; returns the sum.
   static float exponentiate(float* s, int64_t n, float c, float m) {
-    const Vec vc(c), vm(m);
     Vec sum(0.0f);
-    int64_t j = 0;
-    for (; j + VL <= n; j += VL) {
-      const Vec e = exp2_fast<float>((Vec::loadu(s + j) - vm) * vc);
-      sum = sum + e, e.store(s + j);
-    }
-    if (j < n) {
-      const Vec e = exp2_fast<float>((Vec::loadu(s + j, n - j) - vm) * vc);
-      sum = sum + lanes_between(e, 0, n - j), e.store(s + j, n - j);
-    }
+    with_exponential<float>(c, m, [&](const auto& f) {
+      int64_t j = 0;
+      for (; j + VL <= n; j += VL) {
+        const Vec e = f(Vec::loadu(s + j));
+        sum = sum + e, e.store(s + j);
+      }
+      if (j < n) {
+        const Vec e = f(Vec::loadu(s + j, n - j));
+        sum = sum + lanes_between(e, 0, n - j), e.store(s + j, n - j);
+      }
+    });
     return sum_lanes(sum);
   }
 

@@ -173,16 +173,30 @@ ANTIPHASE_INLINE void map_row(const float* s, operand_t* e, int64_t from, int64_
   for (; i < width; i += 2 * VL) store_map(e + i, Vec(0.0f), Vec(0.0f));
 }
 
+// Call body(f) with f(s) = 2^(c (s - m)). The product c m is rounded once and the same for a row's
+// scores, so it cancels when the row is normalised; where it is too large for that, the difference
+// is taken first, which is exact near the maximum.
+template <class operand_t, class Body>
+ANTIPHASE_INLINE void with_exponential(float c, float m, const Body& body) {
+  constexpr float kLargeOffset = 1 << 20;
+  const Vec vc(c);
+  if (std::abs(c * m) < kLargeOffset) {
+    const Vec offset(-(c * m));
+    body([&](const Vec& s) { return exp2_fast<operand_t>(at::vec::fmadd(s, vc, offset)); });
+  } else {
+    const Vec vm(m);
+    body([&](const Vec& s) { return exp2_fast<operand_t>((s - vm) * vc); });
+  }
+}
+
 // e = 2^(c (s - m)) for the columns [from, to), zero in the others. Returns the sum of e per lane.
-// The difference is taken first: it is exact near the maximum, however large the scores are.
 template <class operand_t>
 ANTIPHASE_INLINE Vec row_exp2(const float* s, operand_t* e, int64_t from, int64_t to, int64_t width,
                               float c, float m) {
-  const Vec vc(c), vm(m);
   Vec sum0(0.0f), sum1(0.0f);
   auto add = [&](const Vec& a, const Vec& b, int64_t) { sum0 = sum0 + a, sum1 = sum1 + b; };
-  map_row(s, e, from, to, width,
-          [&](const Vec& x) { return exp2_fast<operand_t>((x - vm) * vc); }, add);
+  with_exponential<operand_t>(
+      c, m, [&](const auto& f) { map_row(s, e, from, to, width, f, add); });
   return sum0 + sum1;
 }
 
