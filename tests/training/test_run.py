@@ -98,6 +98,16 @@ def test_resuming_ends_bit_by_bit_the_same(finished, tmp_path):
     assert_same_end(resume(folder, quiet=True), finished)
 
 
+def test_dropout_is_the_same_after_a_resume_and_in_recomputation(tmp_path):
+    recipe = SMALL.changed(model={**SMALL.model, "attention_dropout": 0.3})
+    whole = train(recipe, tmp_path / "whole", quiet=True)
+    assert_same_end(resume(unfinished(whole, tmp_path / "resumed"), quiet=True), whole)
+    recomputed = train(recipe.changed(checkpointing=True), tmp_path / "recomputed", quiet=True)
+    assert_same_end(recomputed, whole)
+    without = train(SMALL, tmp_path / "without", quiet=True)
+    assert untimed(without)[0]["loss"] != untimed(whole)[0]["loss"]
+
+
 @pytest.mark.parametrize(
     ("damage", "named"),
     [
