@@ -67,15 +67,15 @@ def decode(
     """
     inputs = (q1, k1, v) if q2 is None or k2 is None else (q1, k1, v, q2, k2)
     tensors = (*inputs, lam) if isinstance(lam, Tensor) else inputs
-    lam_key = (lam.shape, lam.dtype) if isinstance(lam, Tensor) else lam
+    lam_key = (lam.shape, lam.dtype, lam.is_cpu) if isinstance(lam, Tensor) else lam
     if not is_eager(*tensors) or q1.dim() != 4 or q1.shape[2] > abi.MAX_DECODE_ROWS:
         return None
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return None
     if requested_python():
         return None
-    shapes = [(t.dtype, t.dim(), *t.shape[:2], t.shape[-1]) for t in inputs[1:]]
-    key = (q1.shape, q1.dtype, *shapes, k2 is k1, lam_key, causal, scale, scale2, window)
+    shapes = [(t.dtype, t.is_cpu, t.dim(), *t.shape[:2], t.shape[-1]) for t in inputs[1:]]
+    key = (q1.shape, q1.dtype, q1.is_cpu, *shapes, k2 is k1, lam_key, causal, scale, scale2, window)
     key = (*key, keep_first)
     if key not in _plans:
         if len(_plans) >= _KEPT:
@@ -125,7 +125,7 @@ def _plan(
         return None
     lam_dims: tuple[int | None, ...] = (None, None, None)
     if isinstance(lam, Tensor):
-        if lam.dtype != torch.float32:
+        if lam.dtype != torch.float32 or not lam.is_cpu:
             return None
         dims = [i - 4 + lam.dim() for i in range(3)]
         lam_dims = tuple(i if i >= 0 and lam.shape[i] > 1 else None for i in dims)

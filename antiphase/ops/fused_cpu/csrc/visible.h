@@ -99,8 +99,7 @@ class Mask {
     for (int64_t r = 0; r < (same_rows() ? 1 : rows.count); r++) {
       if (boolean()) {
         const auto* m = at_row<uint8_t>(args.mask, b, h, rows.first + r) + key;
-        const bool some = std::memchr(m, 1, n) != nullptr;
-        attend |= some, hide |= !some || std::memchr(m, 0, n) != nullptr;
+        attend |= any_true(m, n), hide |= std::memchr(m, 0, n) != nullptr;
       } else {
         hide = true;  // a bias: every score may change
         attend |= any_finite(b, h, rows.first + r, key, n);
@@ -117,7 +116,7 @@ class Mask {
     if (boolean()) {
       const auto* m = at_row<uint8_t>(args.mask, b, h, i) + key;
       for (int64_t j = 0; j < n; j++) to[j] = m[j] ? 0.0f : -kInf;
-      return std::memchr(m, 1, n) != nullptr;
+      return any_true(m, n);
     }
     read(b, h, i, key, n, to);
     const float inverse = 1.0f / scale, lowest = std::numeric_limits<float>::lowest();
@@ -129,6 +128,11 @@ class Mask {
   }
 
  private:
+  static bool any_true(const uint8_t* m, int64_t n) {  // a true byte may have any value but 0
+    uint8_t any = 0;
+    for (int64_t j = 0; j < n; j++) any |= m[j];
+    return any;
+  }
   void read(int64_t b, int64_t h, int64_t i, int64_t key, int64_t n, float* to) const {
     if (args.mask_dtype == 0) convert_row(at_row<float>(args.mask, b, h, i) + key, to, n);
     if (args.mask_dtype == 1) convert_row(at_row<BFloat16>(args.mask, b, h, i) + key, to, n);
