@@ -6,6 +6,7 @@ strides, the number of keys) is read in every call.
 """
 
 import struct
+from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
@@ -72,7 +73,7 @@ def decode(
         return None
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return None
-    if requested_python():
+    if requested_python() or not isinstance(lam, (Tensor, float, int, NoneType)):
         return None
     shapes = [(t.dtype, t.is_cpu, t.dim(), *t.shape[:2], t.shape[-1]) for t in inputs[1:]]
     key = (q1.shape, q1.dtype, q1.is_cpu, *shapes, k2 is k1, lam_key, causal, scale, scale2, window)
@@ -92,7 +93,7 @@ def _varying_sizes_agree(
 ) -> bool:
     """Tell whether what the signature leaves out fits: third sizes and strides of channels."""
     Tk = k1.shape[2]
-    if v.shape[2] != Tk or k1.stride(3) != 1 or v.stride(3) != 1 or q1.stride(3) != 1:
+    if not Tk or v.shape[2] != Tk or any(t.stride(3) != 1 for t in (q1, k1, v)):
         return False
     if q2 is None or k2 is None:
         return True
