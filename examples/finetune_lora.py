@@ -3,8 +3,8 @@
     pip install 'antiphase[pretrained]'
     python examples/finetune_lora.py --steps 30
 
-A nano model of the package was trained to retrieve values by their keys in sequences of 64 tokens.
-Here 4% of new parameters adapt it to sequences twice as long, whose distractors have keys of the
+A nano model of the package was trained to retrieve values by their keys in sequences of 128 tokens.
+Here 4% of new parameters adapt it to longer sequences whose distractors all have keys of the
 needles' own kind.
 """
 
@@ -27,7 +27,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     base = AutoModelForCausalLM.from_pretrained(locate_model("diff_v2"))
-    harder = {"length": 128, "keys": 8, "needles": 4, "noise": 1.0, "near": 1.0, "queried": 4}
+    harder = {"length": 256, "keys": 16, "needles": 4, "noise": 1.0, "near": 1.0, "queried": 4}
     train = task("needle")(size=16 * options.steps, **harder)
     held_out = task("needle")(split="test", size=256, **harder)
     before = score_answers(base, held_out)["accuracy"]
@@ -48,7 +48,7 @@ def main() -> None:
 
     merged = model.merge_and_unload()  # a plain AntiphaseForCausalLM
     after = score_answers(merged, held_out)["accuracy"]
-    print(f"accuracy on 256 new sequences of 128 tokens: {before:.2f} -> {after:.2f}")
+    print(f"accuracy on 256 new sequences of 256 tokens: {before:.2f} -> {after:.2f}")
 
 
 if __name__ == "__main__":

@@ -99,13 +99,19 @@ def test_retrieval_heads_are_chosen_on_the_validation_examples():
     assert found.retrieval_means[-1]["mass on R"] == pytest.approx(mean)
     assert set(found.mass_by_depth) == {"all heads", "retrieval heads"}
     kept = found.as_json()["retrieval_heads"]
-    assert kept["layers"] == [[], [0, 1]]
+    assert kept["layers"] == [[], [0, 1, 2, 3]]
     assert kept["means_by_layer"][0] is None
     text = printed(found, 120)
     assert "0.0 " in text
     assert "1.0*" in text
-    assert "0 of 2" in text
-    assert "another head is no fair null" in re.sub(r"\s+", " ", text)  # two heads per layer
+    assert "0 of 4" in text
+    assert "another head is no fair null" not in re.sub(r"\s+", " ", text)  # four heads per layer
+
+
+def test_with_two_heads_per_layer_another_head_is_no_fair_null(run):
+    target = load_target(str(run), text=None, task=None, sequences=2, length=None)
+    text = printed(analyze(target.model, target.ids, target.truth), 120)
+    assert "another head is no fair null" in re.sub(r"\s+", " ", text)
 
 
 def test_batches_do_not_change_the_metrics(run, monkeypatch):

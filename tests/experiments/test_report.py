@@ -290,14 +290,14 @@ def test_the_terminal_shows_one_table_beside_the_published_study(published, tmp_
     assert "not run" not in shown.output
     for part in ("✔ supported", "exploratory", "Not run: 3 T3;", "report.html"):
         assert part in shown.output
-    assert "does not ship" not in shown.output
+    assert "No other published study" not in shown.output
 
 
 def test_the_terminal_says_if_no_published_study_ships(tmp_path, monkeypatch):
     monkeypatch.setattr("antiphase.experiments.report.published.FOLDER", tmp_path / "none")
     small_study(result(1)).save(tmp_path)
     shown = invoke("lab", "--report", str(tmp_path))
-    assert "The published study does not ship with this version." in shown.output
+    assert "No other published study is shown beside it." in shown.output
 
 
 def test_charts_show_the_value_of_each_seed():

@@ -26,7 +26,7 @@ from antiphase.experiments.arms import (
 from antiphase.experiments.engine import LocalEngine, train_all
 from antiphase.experiments.published_claims import SOURCES
 from antiphase.experiments.registry import EXPERIMENTS, RegisteredTest, select_tests
-from antiphase.experiments.report import cell_text, verdict_rows, write_report
+from antiphase.experiments.report import cell_text, published_beside, verdict_rows, write_report
 from antiphase.experiments.report.html import write_html
 from antiphase.experiments.report.static import figure_names
 from antiphase.experiments.results import load_study
@@ -91,7 +91,7 @@ def test_a_quick_study_ends_with_verdicts_and_a_page(folder):
         assert (folder / figure).stat().st_size > 5_000
     for result in study.results:
         assert all(f"(figures/{name})" in text for name in figure_names(result))
-    for row in verdict_rows(study):
+    for row in verdict_rows(study, published_beside(study)):
         assert "| " + " | ".join(map(cell_text, row)) + " |" in text
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from antiphase.experiments.results import RESULTS, Study, load_study
 
 FOLDER = Path(__file__).parents[1] / "published_study"
-ABSENT = "The published study does not ship with this version."
+ABSENT = "No other published study is shown beside it."
 
 
 def published_beside(study: Study) -> Study | None:
