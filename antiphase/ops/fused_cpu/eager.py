@@ -10,7 +10,7 @@ def is_eager(*tensors: object) -> bool:
     """Tell whether these are plain tensors, and nothing traces, counts or transforms the call."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return False
-    plain = all(type(t) is Tensor or type(t) is Parameter for t in tensors)
+    plain = all((type(t) is Tensor and not t.is_nested) or type(t) is Parameter for t in tensors)
     return plain and not transforms_active()
 
 
