@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -249,13 +250,14 @@ class _Draw:
     def options(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
         Tk = tensors["k1"].shape[2]
         causal = self.chance(0.6)
-        window = self.choice((1, 3, 16, 70, 129, Tk)) if causal and self.chance(0.35) else None
+        windows = (1, 3, 16, 70, 129, Tk, sys.maxsize)
+        window = self.choice(windows) if causal and self.chance(0.35) else None
         dropout = self.choice((0.1, 0.5, 0.9, 1e-9)) if self.chance(0.15) else 0.0
         options = {
             "causal": causal,
             "mask": self.mask(tensors) if self.chance(0.4) else None,
             "window": window,
-            "keep_first": self.choice((0, 0, 1, 4, 90)) if window else 0,
+            "keep_first": self.choice((0, 0, 1, 4, 90, sys.maxsize)) if window else 0,
             "documents": self.documents(*tensors["k1"].shape[::2]) if self.chance(0.3) else None,
             "softcap": self.choice((0.5, 2.0, 30.0)) if self.chance(0.15) else None,
             "dropout": dropout,
