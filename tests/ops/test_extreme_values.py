@@ -284,6 +284,20 @@ def test_bias_beyond_fp32(level, dtype, Tq: int, low: float, request):
         torch.testing.assert_close(a.double(), b, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize(("level", "dtype"), LEVELS, ids=str)
+@pytest.mark.parametrize("Tq", [3, 40])
+def test_large_positive_bias(level, dtype, Tq: int, request):
+    """Kernels add biases before they scale; a quotient beyond fp32 stays finite."""
+    inputs = Case(Tq=Tq, Tk=50).inputs(dtype)
+    mask = torch.full((Tq, 50), torch.finfo(torch.float32).max / 2)
+    mask[:, 30:] = 0.0
+    wide = [t.double() for t in inputs]
+    expected = diff_attention(*wide, mask=mask, backend="reference")
+    with level_of(level, request):
+        found = diff_attention(*inputs, mask=mask, backend="fused_cpu")
+    torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize("level", ["python", "c++: brgemm fp32"])
 def test_mask_that_leaves_only_keys_beside_the_window(level: str, request):
     """Keys between the kept ones and the window are hidden, whatever the mask says."""

@@ -206,6 +206,31 @@ def test_nested_tensors_raise(layout: torch.layout, enabled: bool):
         diff_attention(q, q, q, nested, q, 0.5)
 
 
+@pytest.mark.parametrize("Tq", [3, 40])
+def test_lazily_negated_tensors(cxx, Tq: int):
+    """The imaginary part of a conjugate: its memory holds the values with the other sign."""
+    complex_numbers = torch.randn(1, 2, 40, 8, dtype=torch.complex64)
+    k = complex_numbers.conj().imag
+    assert k.is_neg()
+    q, v = torch.randn(1, 2, Tq, 8), torch.randn(1, 2, 40, 8)
+    for found in (attention(q, k, v), attention(q.requires_grad_(), k, v)):
+        expected = attention(q, -complex_numbers.imag, v, backend="reference")
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_decoding_checks_every_call(cxx):
+    """What is kept from the first call of a signature does not hide a fault of a later one."""
+    q, k, v = torch.randn(1, 2, 1, 8), torch.randn(1, 2, 40, 8), torch.randn(1, 2, 40, 8)
+    for keys in (40, 7):
+        found = attention(q, k[:, :, :keys], v[:, :, :keys])
+        expected = attention(q, k[:, :, :keys], v[:, :, :keys], backend="reference")
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="v: got shape"):
+        attention(q, k, v[:, :, :39])
+    with pytest.raises(ValueError, match="expected no empty dimension"):
+        attention(q, k[:, :, :0], v[:, :, :0])
+
+
 @pytest.mark.parametrize("level", ["python", "c++"])
 @pytest.mark.parametrize("Tq", [3, 40])
 def test_hooks_may_return_strided_tensors(level: str, Tq: int, request):

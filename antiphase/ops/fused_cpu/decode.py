@@ -92,7 +92,9 @@ def _varying_sizes_agree(
 ) -> bool:
     """Tell whether what the signature leaves out fits: third sizes and strides of channels."""
     Tk = k1.shape[2]
-    if v.shape[2] != Tk or k1.stride(3) != 1 or v.stride(3) != 1 or q1.stride(3) != 1:
+    if not Tk or v.shape[2] != Tk:
+        return False
+    if k1.stride(3) != 1 or v.stride(3) != 1 or q1.stride(3) != 1:
         return False
     if q2 is None or k2 is None:
         return True
