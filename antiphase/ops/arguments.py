@@ -16,6 +16,7 @@ from antiphase.ops.documents import document_ranges
 from antiphase.ops.dropout import STEPS
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_MOST_KEYS = 1 << 31  # a wider window is the same, and backends compute with int64
 
 
 @dataclass(frozen=True)
@@ -190,8 +191,8 @@ def validate(
         scale2=_check_scale("scale2", scale2, d if q2 is None else q2.shape[3]),
         documents=None if documents is None else _check_documents(documents, B, Tq, k1),
         seed=seed,
-        window=window or 0,
-        keep_first=keep_first,
+        window=min(window or 0, _MOST_KEYS),
+        keep_first=min(keep_first, _MOST_KEYS),
         dropout=dropout,
         softcap=_check_softcap(softcap),
     )

@@ -38,17 +38,16 @@ def _softmax(args: Arguments, q: Tensor, k: Tensor, scale: float) -> Tensor:
     every_row_attends = (
         args.mask is None and args.documents is None and args.q1.shape[2] <= args.k1.shape[2]
     )
-    empty = None
     if attend is not None and not every_row_attends:
         # a fully masked row gets finite scores, then zeros: no NaN gradients
-        empty = ~attend.any(dim=-1, keepdim=True)
-        scores = scores.masked_fill(empty, 0.0)
+        scores = scores.masked_fill(~attend.any(dim=-1, keepdim=True), 0.0)
     if args.sink is not None:
         column = args.sink[:, None, None].expand(*scores.shape[:-1], 1)
         A = torch.softmax(torch.cat([scores, column], dim=-1), dim=-1)[..., :-1]
     else:
         A = torch.softmax(scores, dim=-1)
-    return A if empty is None else A.masked_fill(empty, 0.0)
+    # zero also in a row of NaN: what it does not attend to gets no gradient from it
+    return A if attend is None else A.masked_fill(~attend, 0.0)
 
 
 def combine(args: Arguments, softmax_maps: list[Tensor]) -> Tensor:

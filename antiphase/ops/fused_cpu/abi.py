@@ -168,7 +168,8 @@ def _for_kernel(args: Arguments, any_width: bool = False) -> Arguments:
     """Bring the arguments into the form that the kernels take.
 
     Channels become contiguous and, unless `any_width`, multiples of 8. Key and value heads are
-    repeated where a noise head belongs to a part of one. The mask gets contiguous keys.
+    repeated where a noise head belongs to a part of one. The mask gets contiguous keys, documents
+    contiguous pairs.
     """
     k1, v = args.k1, args.v
     if args.k2 is not None and repeats_keys(args):
@@ -180,7 +181,13 @@ def _for_kernel(args: Arguments, any_width: bool = False) -> Arguments:
 
     q2, k2 = (None if t is None else ready(t) for t in (args.q2, args.k2))
     q1, k1, v = ready(args.q1), ready(k1), ready(v)
-    return dataclasses.replace(args, q1=q1, k1=k1, q2=q2, k2=k2, v=v, mask=_kernel_mask(args))
+    documents = args.documents
+    if documents is not None and documents.stride(-1) != 1:
+        documents = documents.contiguous()
+    mask = _kernel_mask(args)
+    return dataclasses.replace(
+        args, q1=q1, k1=k1, q2=q2, k2=k2, v=v, mask=mask, documents=documents
+    )
 
 
 def _kernel_mask(args: Arguments) -> Tensor | None:

@@ -10,6 +10,7 @@ groups times some query rows, sized so that its maps stay in the caches.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -144,10 +145,10 @@ def forward(args: Arguments) -> tuple[Tensor, Tensor]:
     for block in groups.blocks():
         maps = []
         for i, (q, k, scale) in enumerate(args.pairs):
-            A, top, inverse = _map(groups, block, q, k, scale)[:3]
-            groups.split(stats[2 * i])[block.at_rows] = groups.every_head(top / scale)[..., 0]
-            groups.split(stats[2 * i + 1])[block.at_rows] = groups.every_head(inverse)[..., 0]
-            maps.append(groups.every_head(A))
+            one = _map(groups, block, q, k, scale)
+            groups.split(stats[2 * i])[block.at_rows] = groups.every_head(one.top / scale)[..., 0]
+            groups.split(stats[2 * i + 1])[block.at_rows] = groups.every_head(one.inverse)[..., 0]
+            maps.append(groups.every_head(one.weights))
         if args.lam is not None:
             maps[0].addcmul_(maps[1], groups.split(args.lam)[block.at_rows], value=-1)
         if (factors := groups.dropout_factors(block)) is not None:
@@ -178,10 +179,12 @@ def backward(args: Arguments, dout: Tensor) -> tuple[Tensor | None, ...]:
         if factors is not None:
             dA *= factors
         computed = [_map(groups, block, q, k, scale) for q, k, scale in args.pairs]
-        maps = [groups.every_head(A) for A, *_ in computed]
+        maps = [groups.every_head(one.weights) for one in computed]
         for i, (q, k, scale) in enumerate(args.pairs):
             D = (maps[i] * dA).sum(-1, keepdim=True)
             dS = (dA - D).mul_(maps[i])
+            if D.isnan().any():  # keys that a row of NaN does not attend to get no gradient
+                dS.masked_fill_(maps[i] == 0, 0.0)
             if i == 1:
                 assert args.lam is not None
                 assert dlam is not None
@@ -190,10 +193,8 @@ def backward(args: Arguments, dout: Tensor) -> tuple[Tensor | None, ...]:
                 dS *= -lam
                 maps[0].addcmul_(maps[1], lam, value=-1)
             elif dsink is not None:
-                sink_weight = 1 - maps[0].sum(-1, keepdim=True)
-                sink_weight.masked_fill_(computed[0][1] == -torch.inf, 0.0)
-                groups.split(dsink)[block.at_rows] = -sink_weight * D
-            if (slope := computed[i][3]) is not None:
+                groups.split(dsink)[block.at_rows] = -computed[0].sink * D
+            if (slope := computed[i].slope) is not None:
                 dS *= groups.every_head(slope)
             if dS.shape[2] * groups.count != q.shape[1]:  # a noise map that several heads share
                 dS = dS.unflatten(2, (q.shape[1] // groups.count, -1)).sum(3)
@@ -212,11 +213,18 @@ def backward(args: Arguments, dout: Tensor) -> tuple[Tensor | None, ...]:
     return (*grads, dlam, dsink)
 
 
-def _map(
-    groups: _HeadGroups, block: _Block, q: Tensor, k: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return one map [b, g, heads, rows, keys] of a block, and of each row the largest score and
-    1 / the sum of exponentials relative to it; then the soft-cap's derivative, if there is a cap.
+class _Map(NamedTuple):
+    """One map of a block, [b, g, heads, rows, keys], and what its rows have besides."""
+
+    weights: Tensor
+    top: Tensor  # the largest score of each row, [b, g, heads, rows, 1]
+    inverse: Tensor  # 1 / the sum of exponentials relative to it
+    sink: Tensor  # the weight of the sink, if there is one
+    slope: Tensor | None  # the soft-cap's derivative, if there is a cap
+
+
+def _map(groups: _HeadGroups, block: _Block, q: Tensor, k: Tensor, scale: float) -> _Map:
+    """Return one map of a block.
 
     Noise maps keep their own, fewer heads, unless a mask differs between the signal heads. A row
     that attends to no key is zeros.
@@ -235,16 +243,18 @@ def _map(
         scores = torch.cat([scores, sink.expand(*scores.shape[:-1], 1)], dim=-1)
     if scores.shape[-1] == 0:
         none = scores.new_zeros(*scores.shape[:-1], 1)
-        return scores, none, none, slope
+        return _Map(scores, none, none, none, slope)
     top = scores.amax(-1, keepdim=True)
     A = torch.softmax(scores, dim=-1)
     inverse = A.amax(-1, keepdim=True)  # the largest weight is exp(0) / sum
+    if top.isnan().any():  # a row of NaN is zero where it does not attend, too
+        A.masked_fill_(scores == -torch.inf, 0.0)
     attends_always = args.mask is None and args.sink is None and args.documents is None
     if not attends_always or (args.causal and groups.Tq > groups.Tk):
         empty = top == -torch.inf
         A.masked_fill_(empty, 0.0)
         inverse.masked_fill_(empty, 0.0)
-    return (A if args.sink is None else A[..., :-1]), top, inverse, slope
+    return _Map(A if args.sink is None else A[..., :-1], top, inverse, A[..., -1:], slope)
 
 
 def _grouped_matmul(x: Tensor, y: Tensor) -> Tensor:

@@ -8,6 +8,19 @@ import torch
 from torch import Tensor
 
 from antiphase.ops.arguments import DTYPES, Arguments, statistics_dtype
+from antiphase.ops.fused_cpu.eager import transforms_active
+
+
+def check_transforms() -> None:
+    """Raise inside forward-mode AD, whose tangents an operator would lose without a word.
+
+    Raises:
+        RuntimeError: Inside `torch.func.jvp` or a dual level.
+    """
+    if transforms_active():
+        raise RuntimeError(
+            "fused_attention: does not support forward-mode AD; use backend='reference'"
+        )
 
 
 def check_sizes(args: Arguments) -> None:
@@ -39,12 +52,19 @@ def check_sizes(args: Arguments) -> None:
         low, high = args.documents.aminmax()
         if low < 0 or high > Tk:
             raise ValueError(f"fused_attention: documents reach from key {low} to {high} of {Tk}")
+        first, last = args.documents.unbind(-1)
+        if (first > last).any() or (args.documents.diff(dim=1) < 0).any():
+            raise ValueError("fused_attention: documents do not follow each other")
     mask = args.mask
     if mask is not None and (
         mask.dim() != 4
+        or mask.dtype not in (torch.bool, torch.float32, torch.bfloat16, torch.float16, statistics)
         or any(n not in (1, size) for n, size in zip(mask.shape, (B, H, Tq, Tk), strict=True))
     ):
-        raise ValueError(f"fused_attention: mask is {_describe(mask)}, expected [B, H, Tq, Tk]")
+        raise ValueError(
+            f"fused_attention: mask is {_describe(mask)}, expected booleans or floats "
+            f"{[B, H, Tq, Tk]}, with 1 where it is repeated"
+        )
     if 0 in (H, Tq, Tk, d, v.shape[3]):
         raise ValueError("fused_attention: only the batch may be empty")
     if args.window < 0 or args.keep_first < 0 or (args.window and not args.causal):

@@ -10,8 +10,12 @@ def is_eager(*tensors: object) -> bool:
     """Tell whether these are plain tensors, and nothing traces, counts or transforms the call."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return False
-    plain = all(type(t) is Tensor or type(t) is Parameter for t in tensors)
-    return plain and not transforms_active()
+    return all(map(_is_plain, tensors)) and not transforms_active()
+
+
+def _is_plain(t: object) -> bool:
+    """Tell whether a tensor's memory holds its values, which are not negated lazily (`is_neg`)."""
+    return (type(t) is Tensor or type(t) is Parameter) and not t.is_nested and not t.is_neg()
 
 
 def transforms_active() -> bool:

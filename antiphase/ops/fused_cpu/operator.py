@@ -13,7 +13,7 @@ from torch.utils.flop_counter import register_flop_formula
 from antiphase.ops import reference
 from antiphase.ops.arguments import Arguments, statistics_dtype
 from antiphase.ops.fused_cpu import abi, blocks, native
-from antiphase.ops.fused_cpu.checks import check_gradient_sizes, check_sizes
+from antiphase.ops.fused_cpu.checks import check_gradient_sizes, check_sizes, check_transforms
 from antiphase.ops.fused_cpu.eager import is_eager
 from antiphase.ops.fused_cpu.level import why_python
 
@@ -78,6 +78,7 @@ def _forward(
         *(q1, k1, q2, k2, v, lam, sink, mask, documents, seed),
         *(causal, window, keep_first, dropout, softcap, scale1, scale2),
     )
+    check_transforms()
     check_sizes(args)
     return _run(args) if q1.shape[0] else _empty_results(q1, q2, v)
 
@@ -123,6 +124,7 @@ def _backward(
         *(q1, k1, q2, k2, v, lam, sink, mask, documents, seed),
         *(causal, window, keep_first, dropout, softcap, scale1, scale2),
     )
+    check_transforms()
     check_sizes(args)
     check_gradient_sizes(args, dout, stats)
     if not q1.shape[0]:

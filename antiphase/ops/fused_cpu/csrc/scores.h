@@ -51,7 +51,12 @@ class Scores {
     if (args.softcap) cap(map, s, slope);
     if (keys.kept < keys.kept_last) columns = keep(columns, column(keys.kept),
                                                    column(keys.kept_last), s);
-    if (mask.given()) apply_mask(map, r, s, columns);
+    if (mask.given() && columns.from < columns.to) {
+      apply_mask(map, r, s);
+      if (!seen_[r])  // not by a key between the kept ones and the window
+        seen_[r] = attends(map, column(keys.first), column(keys.last)) ||
+                   attends(map, column(keys.kept), column(keys.kept_last));
+    }
     return columns;
   }
 
@@ -64,16 +69,14 @@ class Scores {
     std::fill(s + kept_last, s + std::max(columns.from, kept_last), -kInf);
     return {kept, std::max(columns.to, kept_last)};
   }
-  void apply_mask(int map, int64_t r, float* s, const Columns& columns) {
-    if (columns.from >= columns.to) return;
-    if (!masked_) {
-      seen_[r] = true;
-      return;
-    }
+  void apply_mask(int map, int64_t r, float* s) {
+    if (!masked_) return;
     if (!mask.same_rows()) read_bias(map, first_row_ + r);
     for (int64_t j = 0; j < width_; j += VL)
       (Vec::loadu(s + j) + Vec::loadu(bias(map) + j)).store(s + j);
-    if (!seen_[r]) seen_[r] = row_max(bias(map), columns.from, columns.to) != -kInf;
+  }
+  bool attends(int map, int64_t from, int64_t to) const {
+    return from < to && (!masked_ || row_max(bias(map), from, to) != -kInf);
   }
   float* bias(int map) const { return bias_.get() + map * kMaxTile; }
   void read_bias(int map, int64_t i) {

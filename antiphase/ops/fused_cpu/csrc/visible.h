@@ -119,10 +119,10 @@ class Mask {
       return any_true(m, n);
     }
     read(b, h, i, key, n, to);
-    const float inverse = 1.0f / scale, lowest = std::numeric_limits<float>::lowest();
+    const float inverse = 1.0f / scale, most = std::numeric_limits<float>::max();
     for (int64_t j = 0; j < n; j++) {
       attend |= to[j] != -kInf;
-      to[j] = to[j] == -kInf ? -kInf : std::max(to[j] * inverse, lowest);
+      if (!std::isinf(to[j])) to[j] = std::clamp(to[j] * inverse, -most, most);
     }
     return attend;
   }
