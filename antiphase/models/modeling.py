@@ -15,6 +15,7 @@ from antiphase.attention import Attention, mechanism
 from antiphase.attention.parts import Float32Parameters
 from antiphase.models.cache import LayerCache
 from antiphase.models.config import AntiphaseConfig
+from antiphase.models.growing_cache import with_room
 from antiphase.models.initialisation import scaled_start
 from antiphase.models.layers import Block, RotaryPositions, norm_of, sinusoidal
 from antiphase.models.masks import BACKENDS, ops_masks, packed_documents
@@ -163,6 +164,8 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=config)
+            if not torch.compiler.is_compiling():
+                past_key_values = with_room(past_key_values)
         self._check_cache(past_key_values)
         documents = packed_documents(x, attention_mask, position_ids, past_key_values, kwargs)
         masks = ops_masks(config, x, attention_mask, past_key_values, documents)
@@ -224,6 +227,15 @@ class AntiphaseForCausalLM(AntiphasePreTrainedModel, GenerationMixin):
         self._is_stateful = mechanism(config.attention).running_state
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        given = model_kwargs.get("past_key_values")
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        cache = model_kwargs.get("past_key_values")
+        if given is None and isinstance(cache, DynamicCache) and not cache.offloading:
+            with_room(cache)
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
