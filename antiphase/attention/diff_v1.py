@@ -43,7 +43,7 @@ class DiffV1(Attention):
         k, v = extend_cache(inputs.cache, k, v)  # [B, h_kv, Tk, 2d]
         q1, q2 = q.unflatten(1, (self.h, 2)).unbind(2)
         k1, k2 = k.split(d, dim=-1)
-        return Heads(x, q1, k1, v, q2, k2, lam=self.lam(x))
+        return Heads(x, q1, k1, v, q2, k2, lam=self.lam(x, inputs.cache))
 
     def attend(self, heads: Heads, masking: Masking, backend: str) -> Tensor:
         return diff_attention(*heads.diff_arguments, **masking.of_output, backend=backend)

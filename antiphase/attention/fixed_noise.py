@@ -71,7 +71,9 @@ class FixedNoise(Attention):
         new = k.shape[2]
         k, v = extend_cache(inputs.cache, k, v)
         log_g = self._log_g(context)  # replaces the noise keys
-        return Heads(x, q, k, v, k2=log_g, lam=self.lam(x), new=new, cache=inputs.cache)
+        return Heads(
+            x, q, k, v, k2=log_g, lam=self.lam(x, inputs.cache), new=new, cache=inputs.cache
+        )
 
     def attend(self, heads: Heads, masking: Masking, backend: str) -> Tensor:
         log_g, lam = heads.k2, heads.lam

@@ -119,7 +119,7 @@ class ForeignNoise(Attention):
         k, k2 = keys.split(d, dim=-1)  # [B, h_kv, Tk, d]
         if self.mixes_sequences:
             q2, k2 = q2.roll(-1, dims=0), k2.roll(-1, dims=0)
-        return Heads(x, q, k, v, q2, k2, lam=self.lam(x))
+        return Heads(x, q, k, v, q2, k2, lam=self.lam(x, inputs.cache))
 
     def _check_batch(self, sequences: int) -> None:
         if sequences == 1:

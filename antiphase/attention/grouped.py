@@ -75,7 +75,7 @@ class Grouped(Attention):
         v = split_heads(self.v_proj(context), self.value_width)
         keys, v = extend_cache(inputs.cache, cat([k, k2], dim=1), v)
         k, k2 = keys.split([self.h_kv, self.h_kv_n], dim=1)
-        return Heads(x, q, k, v, q2, k2, lam=self.lam(x))
+        return Heads(x, q, k, v, q2, k2, lam=self.lam(x, inputs.cache))
 
     def attend(self, heads: Heads, masking: Masking, backend: str) -> Tensor:
         return diff_attention(*heads.diff_arguments, **masking.of_output, backend=backend)

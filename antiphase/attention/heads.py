@@ -1,5 +1,6 @@
 """What passes between the steps of a layer: inputs, heads and KV cache; and tokens as heads."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +17,9 @@ class Cache(Protocol):
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append keys and values [B, heads, T, width]; return all that are cached now."""
+
+    def constant(self, compute: Callable[[], Tensor]) -> Tensor:
+        """Return a value of the parameters alone; decoding computes it once per sequence."""
 
     def state(self) -> Tensor | None:
         """Return the running state stored last, None before the first."""

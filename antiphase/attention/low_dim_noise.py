@@ -64,7 +64,7 @@ class LowDimNoise(Attention):
         # Both keys side by side as one head, so that a static cache fits, as in V1.
         keys, v = extend_cache(inputs.cache, cat([k, k2], dim=-1).transpose(1, 2), v)
         k, k2 = keys.split([d, r], dim=-1)
-        return Heads(x, q, k, v, q2, k2, lam=self.lam(x))
+        return Heads(x, q, k, v, q2, k2, lam=self.lam(x, inputs.cache))
 
     def attend(self, heads: Heads, masking: Masking, backend: str) -> Tensor:
         return diff_attention(*heads.diff_arguments, **masking.of_output, backend=backend)

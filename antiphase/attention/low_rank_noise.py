@@ -76,7 +76,7 @@ class LowRankNoise(Attention):
         k2 = F.softplus(split_heads(self.noise_k_proj(context), r))  # [B, h_kv, new, r]
         new = k.shape[2]
         k, v = extend_cache(inputs.cache, k, v)  # k2 is not cached: the running state replaces it
-        return Heads(x, q, k, v, q2, k2, lam=self.lam(x), new=new, cache=inputs.cache)
+        return Heads(x, q, k, v, q2, k2, lam=self.lam(x, inputs.cache), new=new, cache=inputs.cache)
 
     def attend(self, heads: Heads, masking: Masking, backend: str) -> Tensor:
         _, _, q2, k2, _, lam = heads.diff_arguments

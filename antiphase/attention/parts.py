@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from antiphase.attention.heads import Heads
+from antiphase.attention.heads import Cache, Heads
 from antiphase.attention.masking import Masking
 from antiphase.ops import attention_maps, rms_norm, statistics_dtype
 
@@ -124,12 +124,19 @@ class Lambda(Float32Parameters):
         for vector in self.parameters(recurse=False):
             nn.init.normal_(vector, 0.0, 0.1)
 
-    def forward(self, like: Tensor) -> Tensor:
+    def forward(self, like: Tensor, cache: Cache | None = None) -> Tensor:
         """Return lam, a scalar.
 
         A learned lam has the dtype and device of its vectors. A constant has the device of `like`,
         and fp32 (fp64 if `like` has it).
+
+        Args:
+            like: of the layer's call.
+            cache: of the layer, if any: it keeps lam for the next tokens of a sequence.
         """
+        return self._value(like) if cache is None else cache.constant(lambda: self._value(like))
+
+    def _value(self, like: Tensor) -> Tensor:
         if self.fixed is not None:
             dtype = statistics_dtype(like.dtype)
             return torch.full((), self.fixed, device=like.device, dtype=dtype)

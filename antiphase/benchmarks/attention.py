@@ -4,14 +4,18 @@ Standard attention has 2H heads of width d. The differential forms have H heads 
 width d and V of width 2d: the same projections, so the same parameters. Our own one-map kernel runs
 the shapes of standard attention. The ratio to it is the cost of the mechanism; the ratio to
 `F.scaled_dot_product_attention` also contains the gain of a faster micro-kernel.
+
+In 16 bits, the baseline is also measured in fp32, in the same rounds. PyTorch has no fast kernel
+for each combination of processor, dtype and pass: where the baseline takes more than 3 times the
+CPU time of fp32, the cell has a flag, for ratios to it say little.
 """
 
 import contextlib
 import gc
 import platform
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -23,14 +27,21 @@ from antiphase.ops import attention, diff_attention, fused_cpu
 from antiphase.ops.fused_cpu import native
 from antiphase.ops.fused_cpu.abi import tile_rate
 
+if TYPE_CHECKING:
+    from antiphase.benchmarks.attention_cases import Case
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 STANDARD = "standard (F.sdpa)"
+STANDARD_FP32 = "the same in fp32"
 ONE_MAP = "antiphase one map, C++"
 FUSED = "antiphase fused, C++"
 PYTHON = "antiphase fused, Python"
 HALVES = "V in halves, 4 calls"
 WIDE = "V wide, 2 calls"
 LAM = 0.8
+PATHOLOGICAL = 3.0  # times the fp32 time of the baseline
+LONG_LENGTHS, LONG_HEADS, LONG_ROUNDS = (32768, 65536), 2, 3
+LONG_NAMES = frozenset({STANDARD, STANDARD_FP32, ONE_MAP, FUSED})
 
 # Takes the inputs of standard attention and those of the differential forms.
 AttentionFunction = Callable[[list[Tensor], list[Tensor]], Tensor]
@@ -92,10 +103,16 @@ class Cell:
     setting: AttentionSetting
     gemm_gflops: float
     rows: list[Row]
+    flags: list[str] = field(default_factory=list)  # passes whose baseline is pathological
 
 
-def _inputs(setting: AttentionSetting, grad: bool) -> tuple[list[Tensor], list[Tensor]]:
-    """Return (q, k, v) of standard attention and (q1, k1, q2, k2, v) of the differential forms."""
+def inputs(setting: AttentionSetting, grad: bool) -> tuple[list[Tensor], list[Tensor]]:
+    """Return (q, k, v) of standard attention and (q1, k1, q2, k2, v) of the differential forms.
+
+    Args:
+        setting: Shapes and dtype.
+        grad: Whether they require gradients.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def draw(heads: int, length: int, width: int) -> Tensor:
@@ -163,9 +180,15 @@ def _calls(setting: AttentionSetting) -> dict[str, AttentionFunction]:
     return calls
 
 
-def _works(setting: AttentionSetting, backward: bool) -> dict[str, timing.Work]:
+def _works(
+    setting: AttentionSetting, backward: bool, only: frozenset[str]
+) -> dict[str, timing.Work]:
     """Return every alternative ready to run: forward without gradients, or forward and backward."""
-    standard, differential = _inputs(setting, grad=backward)
+    standard, differential = inputs(setting, grad=backward)
+    calls = _calls(setting)
+    wide = [t.detach().float().requires_grad_(backward) for t in standard]
+    if setting.dtype != "fp32":
+        calls[STANDARD_FP32] = lambda *_: calls[STANDARD](wide, [])
 
     def ready(name: str, call: AttentionFunction) -> timing.Work:
         level = fused_cpu.python_level if name == PYTHON else contextlib.nullcontext
@@ -175,12 +198,12 @@ def _works(setting: AttentionSetting, backward: bool) -> dict[str, timing.Work]:
                 out = call(standard, differential)
                 if backward:
                     out.backward(torch.ones_like(out))
-            for t in (*standard, *differential):
+            for t in (*standard, *wide, *differential):
                 t.grad = None
 
         return work
 
-    return {name: ready(name, call) for name, call in _calls(setting).items()}
+    return {name: ready(name, call) for name, call in calls.items() if not only or name in only}
 
 
 def measure_cell(
@@ -189,6 +212,7 @@ def measure_cell(
     backward: bool,
     rounds: int,
     tick: Callable[[], None] = lambda: None,
+    only: frozenset[str] = frozenset(),
 ) -> Cell:
     """Measure every alternative in one setting.
 
@@ -197,6 +221,7 @@ def measure_cell(
         backward: Measure forward and backward, too.
         rounds: Number of measured rounds.
         tick: Called after each round.
+        only: Names of the alternatives to measure; all if empty.
 
     Returns:
         The measurements of all alternatives.
@@ -206,14 +231,18 @@ def measure_cell(
     gc.collect()
     gc.freeze()  # what is loaded already: the collections before each peak then take no time
     try:
-        return _measure(setting, backward, rounds, tick)
+        return _measure(setting, backward, rounds, tick, only)
     finally:
         gc.unfreeze()
         torch.set_num_threads(threads)
 
 
 def _measure(
-    setting: AttentionSetting, backward: bool, rounds: int, tick: Callable[[], None]
+    setting: AttentionSetting,
+    backward: bool,
+    rounds: int,
+    tick: Callable[[], None],
+    only: frozenset[str],
 ) -> Cell:
     cell = Cell(setting, 0.0, [])
     matrix = torch.randn(1024, 1024).to(DTYPES[setting.dtype])
@@ -224,7 +253,7 @@ def _measure(
         tick()
 
     for with_backward in (False, True) if backward else (False,):
-        works = _works(setting, with_backward)
+        works = _works(setting, with_backward, only)
         samples = timing.interleave(
             {**works, "gemm": lambda: matrix @ matrix},
             rounds,
@@ -249,8 +278,32 @@ def _measure(
                     backward=with_backward,
                 )
             )
+        cell.flags += pathological(cell.rows, with_backward)
     cell.gemm_gflops = max(gemm)
     return cell
+
+
+def pathological(rows: list[Row], backward: bool) -> list[str]:
+    """Return a sentence if the baseline of a pass is pathologically slow, else nothing.
+
+    CPU time decides: it does not count the time of other processes.
+
+    Args:
+        rows: Of one cell.
+        backward: Of the pass.
+    """
+    for row in rows:
+        slower = 1 / row.cpu.median  # the same FLOPs
+        if row.name == STANDARD_FP32 and row.backward == backward and slower > PATHOLOGICAL:
+            part = "forward + backward" if backward else "forward"
+            return [f"{part}: the baseline takes {slower:.1f} times as long as in fp32"]
+    return []
+
+
+def long_settings(setting: AttentionSetting) -> list[AttentionSetting]:
+    """Return settings with long contexts and few heads, otherwise like this one."""
+    heads = min(setting.heads, LONG_HEADS)
+    return [replace(setting, length=n, queries=None, heads=heads, batch=1) for n in LONG_LENGTHS]
 
 
 def _tile_gflops(setting: AttentionSetting) -> float:
@@ -280,6 +333,10 @@ def machine() -> dict[str, Any]:
     }
 
 
-def as_json(cells: list[Cell], about: dict[str, Any]) -> dict[str, Any]:
+def as_json(cells: list[Cell], cases: list["Case"], about: dict[str, Any]) -> dict[str, Any]:
     """Return all measurements as plain data."""
-    return {"machine": about, "cells": [asdict(cell) for cell in cells]}
+    return {
+        "machine": about,
+        "cells": [asdict(cell) for cell in cells],
+        "cases": [asdict(case) for case in cases],
+    }

@@ -6,6 +6,7 @@ runs unchanged, and once more after `antiphase.accelerate`.
 """
 
 import copy
+import functools
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -33,7 +34,8 @@ class ModelSetting:
     """The size of the models, the lengths, and how they run."""
 
     size: str = "mini"
-    length: int = 2048
+    length: int = 2048  # of training and forward
+    contexts: tuple[int, ...] = (1024, 2048)  # of decoding
     new_tokens: int = 256
     threads: int = 1
     dtype: str = "fp32"
@@ -72,26 +74,31 @@ def run(
         tick: Called after each round with the title of the workload.
 
     Yields:
-        One comparison per workload.
+        One comparison per workload, and per context of decoding.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(setting.threads)
     try:
         models = _models(setting)
-        ids = torch.randint(0, models[BASELINE].config.vocab_size, (1, setting.length))
-        titles = {
-            "training": f"training step, T = {setting.length}",
-            "forward": f"forward, T = {setting.length}",
-            "decoding": f"decoding {setting.new_tokens} tokens after {setting.length}",
-        }
-        makers = {
-            "training": lambda model: _training_step(model, ids),
-            "forward": lambda model: _forward(model, ids),
-            "decoding": lambda model: decoding(model, ids, setting.new_tokens),
+        longest = max(setting.length, *setting.contexts)
+        ids = torch.randint(0, models[BASELINE].config.vocab_size, (1, longest))
+        sequence = ids[:, : setting.length]
+        makers: dict[str, dict[str, Callable[[Any], timing.Work]]] = {
+            "training": {
+                f"training step, T = {setting.length}": lambda net: _training_step(net, sequence)
+            },
+            "forward": {f"forward, T = {setting.length}": lambda net: _forward(net, sequence)},
+            "decoding": {
+                f"decoding {setting.new_tokens} tokens after {n}": functools.partial(
+                    decoding, ids=ids[:, :n], new_tokens=setting.new_tokens
+                )
+                for n in setting.contexts
+            },
         }
         for workload in workloads:
-            work = {name: makers[workload](model) for name, model in models.items()}
-            yield _compare(titles[workload], work, models, rounds, tick)
+            for title, make in makers[workload].items():
+                work = {name: make(model) for name, model in models.items()}
+                yield _compare(title, work, models, rounds, tick)
     finally:
         torch.set_num_threads(threads)
 
@@ -109,7 +116,8 @@ def as_json(
 
 def _models(setting: ModelSetting) -> dict[str, Any]:
     torch.manual_seed(0)
-    fields = {"max_position_embeddings": setting.length + setting.new_tokens}
+    longest = max(setting.length, *setting.contexts)
+    fields = {"max_position_embeddings": longest + setting.new_tokens}
     if setting.kv_heads is not None:
         fields["num_key_value_heads"] = setting.kv_heads
     models: dict[str, Any] = {

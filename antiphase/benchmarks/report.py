@@ -10,7 +10,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from antiphase.benchmarks.attention import FUSED, STANDARD, Cell
+from antiphase.benchmarks.attention import FUSED, STANDARD, STANDARD_FP32, Cell
+from antiphase.benchmarks.attention_cases import OVERHEAD, Case
 from antiphase.benchmarks.model import BASELINE, Comparison
 from antiphase.benchmarks.timing import Ratio
 
@@ -52,7 +53,8 @@ def cell_table(cell: Cell) -> Table:
         table.add_section()
         table.add_row(Text(title, style="bold"))
         for row in rows:
-            style = "green" if row.name == FUSED else "dim" if row.name == STANDARD else None
+            baseline = row.name in (STANDARD, STANDARD_FP32)
+            style = "green" if row.name == FUSED else "dim" if baseline else None
             table.add_row(
                 row.name,
                 _quartiles(row.wall),
@@ -61,8 +63,45 @@ def cell_table(cell: Cell) -> Table:
                 f"{row.milliseconds:.1f}",
                 f"{row.gflops:.0f}",
                 f"{row.gflops / cell.gemm_gflops:.0%}",
-                "-" if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.0f}",
+                _megabytes(row.peak_bytes),
                 style=style,
+            )
+    if cell.flags:
+        table.caption = "Pathological baseline. " + ". ".join(cell.flags)
+    return table
+
+
+def case_table(cases: list[Case]) -> Table:
+    """Return the cases of one kind in one setting as a table: ratios to the time they should take.
+
+    Args:
+        cases: Of one setting and one kind, at least one.
+    """
+    setting, rows = cases[0].setting, cases[0].rows
+    short = rows == OVERHEAD
+    length = "" if short else f"T = {setting.length}, "
+    table = _table(
+        f"{rows}: {setting.dtype}, {length}{setting.threads} thread(s), width {setting.width}\n"
+        f"ratios to {cases[0].baseline}",
+        *("call", "wall ratio\n(quartiles)", "CPU\nratio"),
+        *(("us", "baseline\nus") if short else ("ms", "baseline\nms")),
+        *("peak\nMB", "baseline\nMB"),
+    )
+    unit = 1e3 if short else 1.0
+    for title, backward in (("forward", False), ("forward + backward", True)):
+        part = [case for case in cases if case.backward == backward]
+        if not part:
+            continue
+        table.add_section()
+        table.add_row(Text(title, style="bold"))
+        for case in part:
+            table.add_row(
+                case.name,
+                _quartiles(case.wall),
+                f"{case.cpu.median:.2f}",
+                f"{unit * case.milliseconds:.1f}",
+                f"{unit * case.baseline_milliseconds:.1f}",
+                *(_megabytes(n) for n in (case.peak_bytes, case.baseline_peak_bytes)),
             )
     return table
 
@@ -115,6 +154,10 @@ def _table(title: str | None, first: str, *numeric: str) -> Table:
     for name in numeric:
         table.add_column(name, justify="right", no_wrap=True)
     return table
+
+
+def _megabytes(n: int | None) -> str:
+    return "-" if n is None else f"{n / 1e6:.0f}"
 
 
 def _quartiles(ratio: Ratio, digits: int = 2) -> str:

@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
@@ -18,6 +18,11 @@ from antiphase.cli.options import (
     set_option,
 )
 from antiphase.cli.output import Output
+
+if TYPE_CHECKING:
+    from antiphase.benchmarks.attention import AttentionSetting
+
+ROWS = ("standard", "padded", "packed", "window", "v2", "heads", "overhead", "long")
 
 bench = typer.Typer(help="Measure speed as ratios to baselines.", no_args_is_help=True)
 
@@ -51,6 +56,9 @@ def bench_attention(
     heads: Annotated[int, typer.Option(help="number of heads of standard attention, even")] = 16,
     width: Annotated[int, typer.Option(help="width per head")] = 64,
     batch: Annotated[int, typer.Option(help="batch size")] = 1,
+    rows: Annotated[
+        str, typer.Option(help=f"what to measure, separated by commas: {', '.join(ROWS)}, or all")
+    ] = ",".join(ROWS[:-1]),
     rounds: Rounds = 7,
     out: OutFile = None,
     plot: Annotated[
@@ -59,7 +67,15 @@ def bench_attention(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare differential attention to standard attention of equal parameters."""
+    """Compare differential attention to standard attention of equal parameters, and more.
+
+    Rows: `standard` is that comparison. `padded`, `packed`, `window`, `v2`, `heads` (odd numbers)
+    and `overhead` (one query, 64 keys) compare calls of real batches with what they should cost.
+    `long` is the first comparison with 32k and 64k keys, 2 heads and 3 rounds.
+    """
+    chosen = list(ROWS) if rows == "all" else [name.strip() for name in rows.split(",")]
+    for name in chosen:
+        require_one_of(ROWS, rows=name)
     for name in dtype:
         require_one_of(("fp32", "bf16", "fp16"), dtype=name)
     threads = threads or sorted({1, os.cpu_count() or 1})
@@ -76,36 +92,74 @@ def bench_attention(
     require_output_file("--plot", plot, PICTURES)
     if plot is not None:
         require_packages("--plot", "plots", "matplotlib")
+        if not {"standard", "long"} & set(chosen):
+            raise ValueError(f"--plot: draws the rows standard and long, but --rows is {rows}")
     from rich.progress import Progress
 
-    from antiphase.benchmarks import attention, report
+    from antiphase.benchmarks import attention, attention_cases, report
 
     output, about = _begin(quiet, as_json)
+    output.note(f"{', '.join(chosen)}; median of {rounds} interleaved rounds, wall and CPU time")
     settings = [
         attention.AttentionSetting(d, n, t, queries, heads, width, batch, causal)
         for d in dtype
         for t in threads
         for n in length
     ]
-    cells = []
+    cells: list[attention.Cell] = []
+    cases: list[attention_cases.Case] = []
+    steps = _attention_steps(settings, chosen)
     with Progress(console=output.progress, transient=True) as progress:
-        total = len(settings) * (rounds + 1) * (1 + backward)
+        total = sum(_rounds(kind, rounds, backward) for kind, _ in steps)
         bar = progress.add_task("measuring", total=total)
-        for setting in settings:
-            progress.update(
-                bar, description=f"{setting.dtype}, T = {setting.length}, {setting.threads} thr."
-            )
-            cell = attention.measure_cell(
-                setting, backward=backward, rounds=rounds, tick=lambda: progress.advance(bar)
-            )
-            cells.append(cell)
-            output.table(report.cell_table(cell))
-            _save(out, attention.as_json(cells, about))
+        for kind, setting in steps:
+            title = f"{kind}, {setting.dtype}, T = {setting.length}, {setting.threads} thr."
+            progress.update(bar, description=title)
+            run: dict[str, Any] = {"backward": backward, "tick": lambda: progress.advance(bar)}
+            if kind in attention_cases.KINDS:
+                found = attention_cases.measure_cases(setting, kind, rounds=rounds, **run)
+                cases += found
+                output.table(report.case_table(found))
+            else:
+                if kind == "long":
+                    run["only"] = attention.LONG_NAMES
+                n = min(rounds, attention.LONG_ROUNDS) if kind == "long" else rounds
+                cells.append(attention.measure_cell(setting, rounds=n, **run))
+                output.table(report.cell_table(cells[-1]))
+            _save(out, attention.as_json(cells, cases, about))
     if plot is not None:
         report.plot(cells, plot)
     for path in filter(None, (out, plot)):
         output.wrote(path)
-    output.json(attention.as_json(cells, about))
+    output.json(attention.as_json(cells, cases, about))
+
+
+def _attention_steps(
+    settings: "list[AttentionSetting]", rows: list[str]
+) -> "list[tuple[str, AttentionSetting]]":
+    """Return what to measure in which setting; some rows do not depend on the length."""
+    from antiphase.benchmarks.attention import long_settings
+
+    steps = []
+    of_any_length = list({(s.dtype, s.threads): s for s in settings}.values())
+    for kind in rows:
+        if kind == "long":
+            steps += [(kind, long) for s in of_any_length for long in long_settings(s)]
+        elif kind == "overhead":
+            steps += [(kind, s) for s in of_any_length if s.threads == 1]
+        else:
+            steps += [(kind, s) for s in settings]
+    return steps
+
+
+def _rounds(kind: str, rounds: int, backward: bool) -> int:
+    """Return how often the progress bar advances while one step is measured."""
+    from antiphase.benchmarks import attention, attention_cases
+
+    if kind in attention_cases.KINDS:
+        n = attention_cases.contests(kind) * len(attention_cases.passes(kind, backward))
+        return n * (rounds + 1)
+    return (1 + backward) * (1 + (min(rounds, attention.LONG_ROUNDS) if kind == "long" else rounds))
 
 
 @bench.command("model")
@@ -114,8 +168,11 @@ def bench_model(
     workload: Annotated[
         list[str], typer.Option(help="training, forward or decoding; repeat for several")
     ] = ["training", "forward", "decoding"],
-    length: Annotated[int, typer.Option(help="sequence length, and context of decoding")] = 2048,
-    new_tokens: Annotated[int, typer.Option(help="number of tokens to decode after it")] = 256,
+    length: Annotated[int, typer.Option(help="sequence length of training and forward")] = 2048,
+    context: Annotated[
+        list[int], typer.Option(help="number of tokens before those decoded; repeat for several")
+    ] = [1024, 2048],
+    new_tokens: Annotated[int, typer.Option(help="number of tokens to decode after them")] = 256,
     threads: Annotated[int, typer.Option(help="number of threads")] = 1,
     dtype: Annotated[str, typer.Option(help="fp32 or bf16")] = "fp32",
     kv_heads: Annotated[
@@ -131,17 +188,19 @@ def bench_model(
     require_one_of(("fp32", "bf16"), dtype=dtype)
     for name in workload:
         require_one_of(("training", "forward", "decoding"), workload=name)
-    require_at_least(
-        1, length=length, new_tokens=new_tokens, threads=threads, rounds=rounds, kv_heads=kv_heads
-    )
+    require_at_least(1, length=length, context=min(context), new_tokens=new_tokens)
+    require_at_least(1, threads=threads, rounds=rounds, kv_heads=kv_heads)
     require_output_file("--out", out, (".json",))
     from antiphase.benchmarks import model, report
     from antiphase.models import PRESETS
 
     require_one_of(PRESETS, size=size)
     output, about = _begin(quiet, as_json)
-    setting = model.ModelSetting(size, length, new_tokens, threads, dtype, kv_heads)
-    output.note(f"{size}, {dtype}, {threads} thread(s), median of {rounds} interleaved rounds")
+    setting = model.ModelSetting(size, length, tuple(context), new_tokens, threads, dtype, kv_heads)
+    output.note(
+        f"{size}, {dtype}, {threads} thread(s): {', '.join(workload)}; median of {rounds} "
+        "interleaved rounds, wall and CPU time"
+    )
     comparisons: list[model.Comparison] = []
     with output.progress.status("measuring") as status:
         done: list[str] = []

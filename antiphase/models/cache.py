@@ -1,9 +1,18 @@
 """One layer of a transformers cache, as the mechanisms use it."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 from transformers.cache_utils import Cache
+
+_CONSTANTS = "antiphase_constants"  # of a cache: by layer
+
+
+def forget_constants(cache: Cache) -> None:
+    """Drop what the layers stored with `LayerCache.constant`."""
+    if hasattr(cache, _CONSTANTS):
+        delattr(cache, _CONSTANTS)
 
 
 class LayerCache:
@@ -12,13 +21,16 @@ class LayerCache:
     Args:
         cache: of the model.
         layer: index of the layer in it.
-        causal: whether the causal flag alone masks this call. With a static cache that is the
-            prefill: keys behind its tokens are allocated, but not written yet.
+        static_prefill: the prefill of a static cache: keys behind its tokens are allocated, but
+            not written yet.
+        decodes: tokens continue a sequence that a dynamic cache holds, without gradients.
     """
 
-    def __init__(self, cache: Cache, layer: int, *, causal: bool) -> None:
+    def __init__(
+        self, cache: Cache, layer: int, *, static_prefill: bool = False, decodes: bool = False
+    ) -> None:
         self.cache, self.layer = cache, layer
-        self.static_prefill = causal and cache.is_compileable
+        self.static_prefill, self.decodes = static_prefill, decodes
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append keys and values [B, heads, T, width]; return all that are cached now."""
@@ -27,6 +39,19 @@ class LayerCache:
         if self.static_prefill:
             k, v = k[:, :, :T], v[:, :, :T]
         return k, v
+
+    def constant(self, compute: Callable[[], Tensor]) -> Tensor:
+        """Return a value of the parameters alone; decoding computes it once per sequence.
+
+        Only the cache keeps it, so that parameters may change before the next sequence.
+        """
+        if not self.decodes:
+            return compute()
+        kept = self.cache.__dict__.setdefault(_CONSTANTS, {})
+        if self.layer not in kept:
+            kept[self.layer] = compute()
+        value: Tensor = kept[self.layer]
+        return value
 
     def state(self) -> Tensor | None:
         """Return the running state stored last, None before the first."""

@@ -1,5 +1,6 @@
 """From transformers' attention masks and positions to mask, documents and causal flag of ops."""
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +33,7 @@ class OpsMask(NamedTuple):
 
 def ops_masks(
     config: AntiphaseConfig,
+    kinds: Iterable[str],
     x: Tensor,
     attention_mask: Any,
     cache: Cache | None,
@@ -45,6 +47,7 @@ def ops_masks(
 
     Args:
         config: of the model.
+        kinds: types of layers that the model has.
         x: [B, Tq, D], the embedded tokens.
         attention_mask: None, a padding mask [B, Tk], a mask [B, 1, Tq, Tk], or such masks by type
             of layer, as `generate` makes them for a static cache.
@@ -60,7 +63,7 @@ def ops_masks(
             "a dynamic one (cache_implementation='dynamic')"
         )
     masks = {}
-    for kind in {config.layer_type(i) for i in range(config.num_hidden_layers)}:
+    for kind in kinds:
         given = attention_mask.get(kind) if isinstance(attention_mask, dict) else attention_mask
         masks[kind] = _ops_mask(config, kind, x, given, cache, documents)
     return masks
@@ -79,8 +82,7 @@ def _ops_mask(
             return OpsMask(None, causal=True, documents=documents)
         if attention_mask.dim() == 2:
             padding = _padding(attention_mask, x)
-            mask = None if padding is None else padding[:, None, None, :]
-            return OpsMask(mask, causal=True, documents=documents)
+            return OpsMask(padding[:, None, None, :], causal=True, documents=documents)
     create = create_sliding_window_causal_mask if kind == SLIDING else create_causal_mask
     mask = create(
         config=config, inputs_embeds=x, attention_mask=attention_mask, past_key_values=cache
@@ -88,11 +90,21 @@ def _ops_mask(
     return OpsMask(mask, causal=mask is None)
 
 
-def _padding(attention_mask: Tensor, x: Tensor) -> Tensor | None:
-    """Return a padding mask [B, Tk], True: a token; None without padding, which is faster."""
-    padding = attention_mask.to(device=x.device, dtype=torch.bool)
-    # A compiled graph cannot branch on values.
-    return None if not torch.compiler.is_compiling() and bool(padding.all()) else padding
+def without_full_padding_mask(attention_mask: Any) -> Any:
+    """Return a model's attention mask, but None for a padding mask of tokens alone: it is faster.
+
+    Args:
+        attention_mask: as for `ops_masks`. A compiled graph cannot look at its values.
+    """
+    padding = isinstance(attention_mask, Tensor) and attention_mask.dim() == 2
+    if padding and not torch.compiler.is_compiling() and bool(attention_mask.all()):
+        return None
+    return attention_mask
+
+
+def _padding(attention_mask: Tensor, x: Tensor) -> Tensor:
+    """Return a padding mask [B, Tk] as booleans, True: a token."""
+    return attention_mask.to(device=x.device, dtype=torch.bool)
 
 
 def packed_documents(

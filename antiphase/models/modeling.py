@@ -13,11 +13,17 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from antiphase.attention import Attention, mechanism
 from antiphase.attention.parts import Float32Parameters
-from antiphase.models.cache import LayerCache
+from antiphase.models.cache import LayerCache, forget_constants
 from antiphase.models.config import AntiphaseConfig
+from antiphase.models.growing_cache import with_room
 from antiphase.models.initialisation import scaled_start
 from antiphase.models.layers import Block, RotaryPositions, norm_of, sinusoidal
-from antiphase.models.masks import BACKENDS, ops_masks, packed_documents
+from antiphase.models.masks import (
+    BACKENDS,
+    ops_masks,
+    packed_documents,
+    without_full_padding_mask,
+)
 from antiphase.models.model_card import MODEL_TAGS, write_card
 from antiphase.ops.documents import document_ranges
 
@@ -114,6 +120,7 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         self.layers = nn.ModuleList(
             Block(config, layer, width) for layer in range(config.num_hidden_layers)
         )
+        self.layer_types = [config.layer_type(i) for i in range(config.num_hidden_layers)]
         self.norm = norm_of(config)
         if config.position == "rope":
             self.rotary = RotaryPositions(config, self.attention_layers[0].rotary_widths)
@@ -163,11 +170,16 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=config)
+            if not torch.compiler.is_compiling():
+                past_key_values = with_room(past_key_values)
         self._check_cache(past_key_values)
+        attention_mask = without_full_padding_mask(attention_mask)
         documents = packed_documents(x, attention_mask, position_ids, past_key_values, kwargs)
-        masks = ops_masks(config, x, attention_mask, past_key_values, documents)
+        masks = ops_masks(
+            config, set(self.layer_types), x, attention_mask, past_key_values, documents
+        )
+        past = 0 if past_key_values is None else past_key_values.get_seq_length()
         if position_ids is None:
-            past = 0 if past_key_values is None else past_key_values.get_seq_length()
             position_ids = (torch.arange(x.shape[1], device=x.device) + past)[None]
             if documents is not None:  # each document counts from 0
                 position_ids = position_ids - document_ranges(documents, x.shape[1])[..., 0]
@@ -177,16 +189,24 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         elif config.position == "sinusoidal":
             x = x + sinusoidal(position_ids, config.hidden_size, x.dtype)
         return_map = bool(kwargs.get("output_attentions", config.output_attentions))
+        backend = config._attn_implementation
+        static = past_key_values is not None and past_key_values.is_compileable
+        eager = not static and not torch.compiler.is_compiling()
+        decodes = eager and past > 0 and not torch.is_grad_enabled()
+        if eager and past_key_values is not None and not decodes:
+            forget_constants(past_key_values)
         for i, block in enumerate(self.layers):
-            cache, mask = None, masks[config.layer_type(i)]
+            cache, mask = None, masks[self.layer_types[i]]
             if past_key_values is not None:
-                cache = LayerCache(past_key_values, i, causal=mask.mask is None)
+                # The causal flag alone masks the prefill of a static cache.
+                prefill = static and mask.mask is None
+                cache = LayerCache(past_key_values, i, static_prefill=prefill, decodes=decodes)
             x, _ = block(
                 x,
                 mask=mask,
                 rotary=rotary,
                 cache=cache,
-                backend=config._attn_implementation,
+                backend=backend,
                 return_map=return_map,
             )
         return BaseModelOutputWithPast(
@@ -224,6 +244,15 @@ class AntiphaseForCausalLM(AntiphasePreTrainedModel, GenerationMixin):
         self._is_stateful = mechanism(config.attention).running_state
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        given = model_kwargs.get("past_key_values")
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        cache = model_kwargs.get("past_key_values")
+        if given is None and isinstance(cache, DynamicCache) and not cache.offloading:
+            with_room(cache)
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(

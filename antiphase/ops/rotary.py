@@ -40,7 +40,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     Returns:
         The rotated tensor [B, T, heads, w], in the dtype of `x`.
     """
-    cos, sin = cos[:, :, None, :].to(x.dtype), sin[:, :, None, :].to(x.dtype)
+    cos, sin = cos.unsqueeze(2).to(x.dtype), sin.unsqueeze(2).to(x.dtype)
+    if not torch.is_grad_enabled():  # `apply` takes longer than the rotation of one token
+        return _Rotate.forward(x, cos, sin)
     return _Rotate.apply(x, cos, sin)  # type: ignore[no-untyped-call]
 
 
@@ -49,10 +51,10 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        half = x.shape[-1] // 2
         out = x * cos
-        out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
-        out[..., half:].addcmul_(x[..., :half], sin[..., half:])
+        (x1, x2), (sin1, sin2), (out1, out2) = (t.chunk(2, dim=-1) for t in (x, sin, out))
+        out1.addcmul_(x2, sin1, value=-1)
+        out2.addcmul_(x1, sin2)
         return out
 
     @staticmethod

@@ -15,6 +15,7 @@ from antiphase.benchmarks.attention import (
     Cell,
     Row,
 )
+from antiphase.benchmarks.attention_cases import Case
 from antiphase.benchmarks.model import ACCELERATED, BASELINE, Comparison, Entry
 from antiphase.benchmarks.timing import Ratio
 from antiphase.benchmarks.training import TrainingCost
@@ -30,6 +31,24 @@ def cell() -> Cell:
         for name in (STANDARD, FUSED, PYTHON)
     ]
     return Cell(setting, 4821.0, rows)
+
+
+def case() -> Case:
+    setting = AttentionSetting("fp32", 131072, 64)
+    return Case(
+        setting=setting,
+        rows="window",
+        name="window of 1024 and the first 4 keys",
+        baseline="no window, in proportion to what is visible",
+        share=0.1,
+        backward=True,
+        wall=RATIO,
+        cpu=Ratio(12.35, 1, 2),
+        milliseconds=98765.4,
+        baseline_milliseconds=87654.3,
+        peak_bytes=54_321_000_000,
+        baseline_peak_bytes=43_210_000_000,
+    )
 
 
 def comparison() -> Comparison:
@@ -53,6 +72,10 @@ TABLES = {
             "54321",
             *PYTHON.split(),
         ],
+    ),
+    "case": (
+        lambda: report.case_table([case()]),
+        ["12.34 (11.22-13.57)", "12.35", "98765.4", "87654.3", "54321", "43210", "to no window"],
     ),
     "comparison": (
         lambda: report.comparison_table(comparison()),

@@ -19,7 +19,8 @@ def test_doctor_names_the_level(cxx):
 
 def test_bench_writes_a_table_json_and_a_picture(tmp_path: Path):
     json_file, picture = tmp_path / "out" / "bench.json", tmp_path / "out" / "bench.png"
-    result = invoke("bench", "attention", *SMALL, "--out", str(json_file), "--plot", str(picture))
+    files = ["--out", str(json_file), "--plot", str(picture)]
+    result = invoke("bench", "attention", *SMALL, "--rows", "standard", *files)
     assert result.exit_code == 0, result.output
     assert "wall ratio" in result.stdout
     assert "(quartiles)" in result.stdout
@@ -32,10 +33,23 @@ def test_bench_writes_a_table_json_and_a_picture(tmp_path: Path):
     assert all(r["milliseconds"] > 0 and r["gflops"] > 0 for r in rows)
     assert len({r["name"] for r in rows}) >= 5
     assert picture.read_bytes().startswith(b"\x89PNG")
+    assert run["cases"] == []
+
+
+def test_bench_of_chosen_rows(monkeypatch):
+    monkeypatch.setattr("antiphase.benchmarks.attention.LONG_LENGTHS", (48, 96))
+    options = ["--rows", "packed, overhead,long", "--dtype", "bf16", "--no-backward"]
+    result = invoke("bench", "attention", *SMALL, *options)
+    assert result.exit_code == 0, result.output
+    assert "in proportion to what is visible" in result.stdout
+    run = json.loads(invoke("bench", "attention", *SMALL, *options, "--json").stdout)
+    assert {case["rows"] for case in run["cases"]} == {"packed", "overhead"}
+    assert [cell["setting"]["length"] for cell in run["cells"]] == [48, 96]
+    assert "the same in fp32" in {row["name"] for row in run["cells"][0]["rows"]}
 
 
 def test_bench_of_decoding_prints_json():
-    options = ["--queries", "1", "--no-backward", "--dtype", "fp32"]
+    options = ["--queries", "1", "--no-backward", "--dtype", "fp32", "--rows", "standard"]
     result = invoke("bench", "attention", *SMALL, *options)
     assert result.exit_code == 0, result.output
     assert "1 query rows" in result.output
@@ -54,6 +68,8 @@ def test_bench_of_decoding_prints_json():
         (["--queries", "0"], "--queries: got 0"),
         (["--threads", "0"], "--threads: got 0"),
         (["--queries", "100"], "--queries: got 100"),
+        (["--rows", "paded"], "--rows: got 'paded', allowed are standard, padded"),
+        (["--rows", "v2", "--plot", "p.png"], "--plot: draws the rows standard and long"),
     ],
 )
 def test_invalid_options_raise(options: list[str], message: str):
@@ -215,14 +231,26 @@ def test_bench_of_models_compares_equal_parameters(tmp_path: Path):
     file = tmp_path / "model.json"
     result = invoke(
         *("bench", "model", "--size", "nano", "--length", "32", "--new-tokens", "2"),
-        *("--rounds", "2", "--kv-heads", "2", "--out", str(file)),
+        *(
+            "--context",
+            "32",
+            "--context",
+            "16",
+            "--rounds",
+            "2",
+            "--kv-heads",
+            "2",
+            "--out",
+            str(file),
+        ),
     )
     assert result.exit_code == 0, result.output
     run = json.loads(file.read_text())
-    assert [comparison["title"].split(",")[0].split()[0] for comparison in run["comparisons"]] == [
-        "training",
-        "forward",
-        "decoding",
+    assert [comparison["title"] for comparison in run["comparisons"]] == [
+        "training step, T = 32",
+        "forward, T = 32",
+        "decoding 2 tokens after 32",
+        "decoding 2 tokens after 16",
     ]
     entries = run["comparisons"][0]["entries"]
     assert {e["name"] for e in entries} >= {

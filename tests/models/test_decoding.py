@@ -5,6 +5,7 @@ import torch
 from transformers.cache_utils import DynamicCache, StaticCache
 
 from antiphase.attention import MECHANISMS
+from antiphase.attention.parts import Lambda
 from tests.attention.cases import INDEPENDENT, NAMES
 from tests.models.tiny import left_padded, model, token_ids
 
@@ -173,3 +174,21 @@ def test_speculative_decoding_is_rejected_with_a_running_state(name):
     greedy = {"max_new_tokens": 6, "do_sample": False}
     looked_up = net.generate(ids, prompt_lookup_num_tokens=3, **greedy)
     assert torch.equal(looked_up, net.generate(ids, **greedy))
+
+
+@torch.no_grad()
+def test_lam_is_computed_once_per_sequence_and_follows_its_parameters(monkeypatch):
+    net, ids = model("diff_v1"), token_ids()
+    computed = []
+    value = Lambda._value
+    monkeypatch.setattr(Lambda, "_value", lambda *a: computed.append(1) or value(*a))
+    cache = net(ids[:, :3]).past_key_values
+    for t in range(3, 8):
+        net(ids[:, t : t + 1], past_key_values=cache)
+    assert len(computed) == 2 * len(net.model.layers)  # prefill, then the first token
+    for layer in net.model.attention_layers:
+        layer.lam.q1.data.add_(1.0)
+    want = net(ids, use_cache=False).logits
+    cache.crop(-8)
+    for fresh in (cache, DynamicCache(config=net.config)):
+        torch.testing.assert_close(stepwise(net, ids, [3, 4, 19], fresh), want, **close)
