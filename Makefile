@@ -41,7 +41,7 @@ docs-serve: $(READY)
 
 # With the CPU kernels prebuilt (hatch_build.py); x86-64 Linux only.
 wheels: $(READY)
-	HATCH_BUILD_HOOK_ENABLE_CUSTOM=true $(BIN)/pip wheel --no-deps --no-build-isolation --wheel-dir dist .
+	HATCH_BUILD_HOOK_ENABLE_CUSTOM=true $(BIN)/hatchling build --target wheel --directory dist
 
 lint: $(READY)
 	$(BIN)/ruff check .

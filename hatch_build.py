@@ -28,7 +28,7 @@ ALLOWED = re.compile(
 )
 
 
-class PrebuiltKernels(BuildHookInterface):  # type: ignore[type-arg]
+class PrebuiltKernels(BuildHookInterface):
     """Compile the kernels, and add them to the wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

@@ -49,9 +49,10 @@ print(json.dumps(report))
 
 
 def build_wheel(folder: Path, **environment: str) -> Path:
-    command = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
+    """Build as `make wheels` does, with the hook if `environment` switches it on."""
     subprocess.run(
-        [sys.executable, "-m", "pip", *command, str(ROOT)],
+        [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder],
+        cwd=ROOT,
         env={**os.environ, **environment},
         check=True,
     )
