@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from antiphase.ops.fused_cpu import native
+
 ROOT = Path(__file__).parents[1]
 pytestmark = [
     pytest.mark.slow,
@@ -132,19 +134,11 @@ def test_no_compiler_is_needed(bare: Path):
 
 
 def test_symbol_that_pytorch_may_not_have(cxx, tmp_path: Path):
-    from antiphase.ops.fused_cpu import native
+    from hatch_build import required_glibc
 
-    sys.path.insert(0, str(ROOT))
-    try:
-        from hatch_build import required_glibc
-    finally:
-        sys.path.remove(str(ROOT))
-    source, library = tmp_path / "private.cpp", tmp_path / "private.so"
-    source.write_text(
-        "namespace at { void private_function(); }\nvoid f() { at::private_function(); }"
-    )
-    subprocess.run(
-        [str(native.compiler()), "-shared", "-fPIC", str(source), "-o", str(library)], check=True
-    )
-    with pytest.raises(RuntimeError, match=r"private.so needs .* 'at::private_function\(\)'"):
+    source, library = tmp_path / "tiny.cpp", tmp_path / "tiny.so"
+    source.write_text("namespace at { void hidden(); }\nvoid f() { at::hidden(); }")
+    build = [str(native.compiler()), "-shared", "-fPIC", str(source), "-o", str(library)]
+    subprocess.run(build, check=True)
+    with pytest.raises(RuntimeError, match=r"tiny.so needs .*'at::hidden\(\)'"):
         required_glibc(library)
