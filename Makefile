@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-all test-oldest fuzz bench docs docs-serve lint format clean
+.PHONY: demo test test-all test-oldest fuzz bench docs docs-serve lint format wheels clean
 
 demo: $(READY)
 	$(BIN)/antiphase doctor
@@ -46,6 +46,10 @@ docs: $(READY)
 
 docs-serve: $(READY)
 	$(MKDOCS) serve
+
+# With the CPU kernels prebuilt (hatch_build.py); x86-64 Linux only.
+wheels: $(READY)
+	HATCH_BUILD_HOOK_ENABLE_CUSTOM=true $(BIN)/hatchling build --target wheel --directory dist
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -9,17 +9,18 @@ from antiphase.cli.output import Output
 
 
 def build_kernels(
-    force: Annotated[bool, typer.Option("--force", help="build even if they exist")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="test again and, unless prebuilt, build again")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Build the C++ kernels ahead of their first use, and test them on this machine."""
+    """Build the C++ kernels, unless they came prebuilt, and test them on this machine."""
     from antiphase.ops.fused_cpu import native
 
     output = Output(quiet=quiet)
     try:
-        path = native.build(force=force)
-        rates = native.library().rates
+        library = native.prepare(force=force)
     except native.Unavailable as reason:
-        raise ValueError(f"the kernels could not be built: {reason}") from reason
-    speeds = ", ".join(f"{name} {rate:.0f} GFLOP/s" for name, rate in rates.items())
-    output.line(str(path) if quiet else f"{path}: {speeds}")
+        raise ValueError(f"the kernels cannot be used: {reason}") from reason
+    speeds = ", ".join(f"{name} {rate:.0f} GFLOP/s" for name, rate in library.rates.items())
+    output.line(str(library.path) if quiet else f"{library.path} ({library.origin}): {speeds}")

@@ -28,7 +28,7 @@ def findings() -> dict[str, str]:
     found = {
         "antiphase": f"{__version__}, torch {torch.__version__}",
         "processor": f"{cpu_name()}, {capability}, {torch.get_num_threads()} thread(s)",
-        "compiler": native.compiler() or "none: install g++ or set CXX",
+        "compiler": native.compiler() or "none: install g++ or set CXX to build kernels",
         "cache": f"{cache_folder()} (ANTIPHASE_CACHE changes it)",
     }
     cap = guard_bf16()
@@ -45,7 +45,7 @@ def findings() -> dict[str, str]:
         for name, rate in library.rates.items()
     )
     return found | {
-        "fused_cpu": f"C++ level: {library.path}",
+        "fused_cpu": f"C++ level, {library.origin}: {library.path}",
         "rates": f"{rates} (GFLOP/s of a tile, one thread)",
         "bf16 runs": f"on {KERNELS[library.bf16_kernel]} ({native.PIN} changes it)",
     }

@@ -52,6 +52,7 @@ class Library:
     handle: ctypes.CDLL
     rates: dict[str, float]  # GFLOP/s of a tile on one thread, by micro-kernel; 0: unusable
     bf16_kernel: int = 0  # index of the micro-kernel for bf16 operands
+    origin: str = ""  # to print: prebuilt, or built from source and why
 
 
 def forward(library: Library, args: Arguments) -> tuple[Tensor, Tensor]:

@@ -1,11 +1,12 @@
-"""Build and load the C++ library of `csrc/`.
+"""Find or build the C++ library of `csrc/`, and load it.
 
-The library is built once per source, PyTorch version and instruction set, into the cache folder,
-beside a manifest with its checksum, which detects a damaged file. A library is loaded only if
-nobody else owns or may write it (`cache_folder.distrust`). Before its first use on a processor,
-`self_test.py` runs it in a separate process, so that a library that this processor cannot run is
-never loaded here. Every failure raises `Unavailable` with the reason, and the caller falls back to
-the Python level.
+A wheel for x86-64 Linux has a prebuilt library per instruction set (`hatch_build.py`). Where there
+is none, or it fails its test, the library is built once per source, PyTorch version and instruction
+set, into the cache folder, beside a manifest with its checksum, which detects a damaged file. A
+library is loaded only if nobody else owns or may write it (`cache_folder.distrust`). Before its
+first use with a processor and a PyTorch version, `self_test.py` runs it in a separate process, so
+that a library that they cannot run is never loaded here. Every failure raises `Unavailable` with
+the reason, and the caller falls back to the Python level.
 """
 
 import contextlib
@@ -35,12 +36,13 @@ from antiphase.ops.fused_cpu.abi import KERNELS, KernelArguments, Library
 from antiphase.options import nearest
 
 SOURCES = Path(__file__).with_name("csrc")
+PREBUILT = Path(__file__).with_name("prebuilt")  # only in wheels for x86-64 Linux
 SWITCH = "ANTIPHASE_NATIVE"
 PIN = "ANTIPHASE_KERNEL"
 CLEARLY_FASTER = 1.1  # than fp32 brgemm: less may be noise, and would change results between runs
 _BUILD_SECONDS = 300
 _SELF_TEST_SECONDS = 120
-_OPTIONS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno")
+_OPTIONS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-fno-math-errno")
 _FLAGS = {
     "AVX512": ("-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma", "-mf16c"),
     "AVX2": ("-mavx2", "-mfma", "-mf16c"),
@@ -52,7 +54,7 @@ class Unavailable(Exception):  # noqa: N818 (a state of the machine, not an erro
 
 
 def library() -> Library:
-    """Return the loaded C++ library, built on first use.
+    """Return the loaded C++ library: prebuilt, or built on first use.
 
     Raises:
         Unavailable: If this machine has none.
@@ -70,15 +72,72 @@ def _load() -> Library | Unavailable:
     if os.environ.get(SWITCH, "1") == "0":
         return Unavailable(f"switched off by {SWITCH}=0")
     guard_bf16()
-    try:
-        path = build()
-        rates = _verified_rates(path)  # in another process, before the library is loaded here
-        handle = open_library(path)
-        return Library(path, handle, rates, KERNELS.index(choose_kernel(rates, pinned)))
-    except Unavailable as reason:
-        return reason
-    except Exception as error:  # a level that cannot start must never stop the user's model
-        return Unavailable(f"{type(error).__name__}: {error}")
+    reasons: list[str] = []
+    for origin, find in (("prebuilt", prebuilt), ("built from source", build)):
+        try:
+            path = find()
+            rates = _verified_rates(path)  # in another process, before the library is loaded here
+            handle = open_library(path)
+            kernel = KERNELS.index(choose_kernel(rates, pinned))
+            why = f" ({reasons[0]})" if reasons else ""
+            return Library(path, handle, rates, kernel, origin + why)
+        except Unavailable as reason:
+            reasons.append(f"{origin}: {reason}")
+        except Exception as error:  # a level that cannot start must never stop the user's model
+            reasons.append(f"{origin}: {type(error).__name__}: {error}")
+    return Unavailable("; ".join(reasons))
+
+
+def prepare(*, force: bool = False) -> Library:
+    """Find or build the library and test it, ahead of its first use.
+
+    Args:
+        force: Test again, and unless it is prebuilt, build again.
+
+    Raises:
+        Unavailable: If this machine has none.
+    """
+    if force:
+        guard_bf16()
+        try:
+            path = prebuilt()
+            _forget_results(path)
+            _verified_rates(path)
+        except Unavailable:
+            build(force=True)
+    return library()
+
+
+def prebuilt() -> Path:
+    """Return the path of the package's library for this instruction set.
+
+    Raises:
+        Unavailable: If the package has none, or others may write it.
+    """
+    capability = torch.backends.cpu.get_cpu_capability()
+    path = PREBUILT / library_name(capability)
+    if not PREBUILT.is_dir():
+        raise Unavailable("none in this installation")
+    if not path.is_file():
+        raise Unavailable(f"none for {capability} in this installation")
+    for place, code in ((PREBUILT, SOURCES.parent), (path, Path(__file__))):
+        # Whoever can change the package's code has it executed anyway.
+        if distrust(place) is not None and _writers(place) != _writers(code):
+            raise Unavailable(
+                f"{place} can be written by others than the package's code; reinstall antiphase"
+            )
+    return path
+
+
+def library_name(capability: str) -> str:
+    """Return the file name of the prebuilt library for an instruction set."""
+    return f"antiphase_cpu_{capability.lower()}.so"
+
+
+def _writers(path: Path) -> tuple[int, int, int]:
+    """Return what decides who can write a file or folder: owner, group and permissions."""
+    status = path.stat()
+    return status.st_uid, status.st_gid, status.st_mode & 0o022
 
 
 def _pinned_kernel() -> str | None:
@@ -116,20 +175,34 @@ def compiler() -> str | None:
     return None if found is None else os.path.abspath(found)
 
 
-def command(cxx: str, output: Path) -> list[str]:
-    """Return the command that compiles the kernels for this PyTorch and instruction set."""
+def command(
+    cxx: str, output: Path, capability: str | None = None, *, portable: bool = False
+) -> list[str]:
+    """Return the command that compiles the kernels for this PyTorch.
+
+    Args:
+        cxx: the compiler.
+        output: the library to write.
+        capability: the instruction set, as PyTorch names it; None for this processor's.
+        portable: For other machines and PyTorch versions, too (only with g++): the OpenMP runtime
+            is not named, because PyTorch brings it under different names and has it loaded. The
+            library has no symbols and paths of this machine.
+    """
     from torch.utils.cpp_extension import include_paths, library_paths
 
-    capability = torch.backends.cpu.get_cpu_capability()
+    capability = capability or torch.backends.cpu.get_cpu_capability()
     defines = [f"-DCPU_CAPABILITY={capability}", f"-DCPU_CAPABILITY_{capability}"]
-    # The OpenMP runtime comes with PyTorch and is loaded already: compile for it, and link the
-    # system's by the same name, so that both use one thread pool.
+    # The system's OpenMP runtime has the name of the one that PyTorch has loaded, or its symbols
+    # are found there first, so that both use one thread pool.
+    openmp = ["-Xpreprocessor", "-fopenmp", "-s"] if portable else ["-fopenmp"]
+    hidden = (*include_paths(), SOURCES) if portable else ()
     return [
         cxx,
-        *(*_OPTIONS, "-fvisibility=hidden"),
+        *(*_OPTIONS, *openmp, "-fvisibility=hidden"),
         *_FLAGS.get(capability, ()),
         *(defines if capability in _FLAGS else ["-DCPU_CAPABILITY=DEFAULT"]),
         *(f"-I{path}" for path in include_paths()),
+        *(f"-fmacro-prefix-map={path}/=" for path in hidden),
         str(SOURCES / "kernels.cpp"),
         *("-o", str(output)),
         *(f"-L{path}" for path in library_paths()),
@@ -144,7 +217,12 @@ def library_path() -> Path:
     flags = (*_OPTIONS, *_FLAGS.get(capability, ()))
     parts = (*source, torch.__version__, platform.machine(), capability, *flags)
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-    return cache_folder() / "kernels" / f"antiphase_cpu_{key}.so"
+    return _folder() / f"antiphase_cpu_{key}.so"
+
+
+def _folder() -> Path:
+    """Return the folder of built libraries and of all results of self-tests."""
+    return cache_folder() / "kernels"
 
 
 def build(*, force: bool = False) -> Path:
@@ -161,7 +239,8 @@ def build(*, force: bool = False) -> Path:
             another user owns it or may write it.
     """
     path = library_path()
-    _require_private(path)
+    places = (path.parents[1], path.parent, path, path.with_suffix(".json"))
+    _require_private(*places)
     if not force and _is_intact(path):
         return path
     cxx = compiler()
@@ -169,15 +248,14 @@ def build(*, force: bool = False) -> Path:
         raise Unavailable("no C++ compiler (c++, g++ or $CXX) was found")
     try:
         create_private(path.parent)
-        _require_private(path)
+        _require_private(*places)
         with _build_lock(path), tempfile.TemporaryDirectory(dir=path.parent) as scratch:
             if not force and _is_intact(path):
                 return path  # another process was faster
             print("antiphase: building the CPU kernels, once (about 20 s)", file=sys.stderr)
             _compile(cxx, Path(scratch) / path.name, path)
             if force:  # test it again, too
-                for stored in path.parent.glob(f"{path.stem}-*.json"):
-                    stored.unlink()
+                _forget_results(path)
     except OSError as error:
         raise Unavailable(
             f"the cache folder {path.parent} cannot be written ({error.strerror or error}); "
@@ -209,9 +287,9 @@ def _compile(cxx: str, output: Path, path: Path) -> None:
     write_private(path.with_suffix(".json"), json.dumps({"sha256": checksum}))
 
 
-def _require_private(path: Path) -> None:
-    """Raise `Unavailable` if others own or may write the library, its manifest or its folders."""
-    for place in (path.parents[1], path.parent, path, path.with_suffix(".json")):
+def _require_private(*places: Path) -> None:
+    """Raise `Unavailable` if others own or may write one of these files and folders."""
+    for place in places:
         reason = distrust(place)
         if reason is not None:
             raise Unavailable(reason)
@@ -289,21 +367,28 @@ def open_library(path: Path) -> ctypes.CDLL:
 def _verified_rates(path: Path) -> dict[str, float]:
     """Return the micro-kernels' rates on this processor, from the self-test or its stored result.
 
-    A result is valid for one library, one processor and one cap on oneDNN.
+    A result is valid for one library, one PyTorch version, one processor and one cap on oneDNN.
     """
     cap = os.environ.get(ISA_VARIABLE, "")
-    key = hashlib.sha256(f"{_checksum(path)} {cpu_key()} {cap}".encode()).hexdigest()[:12]
-    stored = path.with_name(f"{path.stem}-{key}.json")
-    if (reason := distrust(stored)) is not None:
-        raise Unavailable(reason)
+    parts = f"{_checksum(path)} {torch.__version__} {cpu_key()} {cap}"
+    key = hashlib.sha256(parts.encode()).hexdigest()[:12]
+    stored = _folder() / f"{path.stem}-{key}.json"
+    _require_private(stored.parents[1], stored.parent, stored)
     result = _read_result(stored)
     if result is None:
         result = _run_self_test(path)
         with contextlib.suppress(OSError):  # then it is tested again next time
+            create_private(stored.parent)
             write_private(stored, json.dumps(result))
     if "failure" in result:
         raise Unavailable(result["failure"])
     return {name: float(result["rates"][name]) for name in KERNELS}
+
+
+def _forget_results(path: Path) -> None:
+    """Delete the results of a library's self-tests."""
+    for stored in _folder().glob(f"{path.stem}-*.json"):
+        stored.unlink()
 
 
 def _read_result(stored: Path) -> dict[str, Any] | None:
