@@ -173,20 +173,15 @@ ANTIPHASE_INLINE void map_row(const float* s, operand_t* e, int64_t from, int64_
   for (; i < width; i += 2 * VL) store_map(e + i, Vec(0.0f), Vec(0.0f));
 }
 
-// Call body(f) with f(s) = 2^(c (s - m)). The product c m is rounded once and the same for a row's
-// scores, so it cancels when the row is normalised; where it is too large for that, the difference
-// is taken first, which is exact near the maximum.
+// Call body(f) with f(s) = 2^(c (s - m)). The difference is taken first: it is exact near the
+// maximum, however large the scores are. Without a maximum there is none to take.
 template <class operand_t, class Body>
 ANTIPHASE_INLINE void with_exponential(float c, float m, const Body& body) {
-  constexpr float kLargeOffset = 1 << 20;
-  const Vec vc(c);
-  if (std::abs(c * m) < kLargeOffset) {
-    const Vec offset(-(c * m));
-    body([&](const Vec& s) { return exp2_fast<operand_t>(at::vec::fmadd(s, vc, offset)); });
-  } else {
-    const Vec vm(m);
+  const Vec vc(c), vm(m);
+  if (m == 0.0f)
+    body([&](const Vec& s) { return exp2_fast<operand_t>(s * vc); });
+  else
     body([&](const Vec& s) { return exp2_fast<operand_t>((s - vm) * vc); });
-  }
 }
 
 // e = 2^(c (s - m)) for the columns [from, to), zero in the others. Returns the sum of e per lane.
