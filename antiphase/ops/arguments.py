@@ -16,7 +16,7 @@ from antiphase.ops.documents import document_ranges
 from antiphase.ops.dropout import STEPS
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-_MOST_KEYS = 1 << 31  # a wider window is the same, and backends compute with int64
+_MOST_KEYS = 1 << 30  # a wider window is the same; a document's first key is added to it in int32
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def visible_keys(call: Call) -> Tensor:
         visible &= same[:, None]
         first = same.long().argmax(-1)[:, None, :, None]
     if (window := call.options["window"]) is not None:
-        kept = (key >= first) & (key < first + call.options["keep_first"])
+        kept = (key >= first) & (key < first + min(call.options["keep_first"], Tk))
         visible &= (key > row - window) | kept
     mask = call.options["mask"]
     if mask is not None:

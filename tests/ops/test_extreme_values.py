@@ -315,13 +315,14 @@ def test_mask_that_leaves_only_keys_beside_the_window(level: str, request):
             torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "fused_cpu"])
 @pytest.mark.parametrize("name", ["window", "keep_first"])
-def test_windows_beyond_64_bits(name: str):
+def test_windows_of_any_size(name: str, backend: str):
     q, k, v = (torch.randn(1, 2, 20, 8) for _ in range(3))
     ids = torch.arange(20) // 7
-    for huge in (2**63 - 1, 2**64 + 1):
-        options = {"window": 2} | {name: huge}
-        found = attention(q, k, v, causal=True, documents=ids, **options)
+    for huge in (2**31 - 1, 2**31, 2**63 - 1, 2**64 + 1):
+        options = {"causal": True, "window": 2, "backend": backend} | {name: huge}
+        found = attention(q, k, v, documents=ids, **options)
         torch.testing.assert_close(found, attention(q, k, v, causal=True, documents=ids))
-        decoded = attention(q[:, :, -1:], k, v, causal=True, **options)
+        decoded = attention(q[:, :, -1:], k, v, **options)
         torch.testing.assert_close(decoded, attention(q[:, :, -1:], k, v, causal=True))
