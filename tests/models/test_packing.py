@@ -1,5 +1,6 @@
 """Packed sequences: documents in one row give what each gives alone, for every mechanism."""
 
+import copy
 import itertools
 
 import pytest
@@ -73,7 +74,6 @@ def test_packed_is_separate_in_logits_and_gradients(name, use_cache):
 @each_independent
 @pytest.mark.parametrize("packing", [False, True], ids=["padding_free", "packing"])
 def test_the_collator_of_trl(name, packing):
-    pytest.importorskip("trl", reason="TRL is not installed")
     from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
     rows = [{"input_ids": ids.tolist()} for ids in documents()]
@@ -82,6 +82,38 @@ def test_the_collator_of_trl(name, packing):
         rows = [{"input_ids": joined, "seq_lengths": LENGTHS}]
     collate = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)
     check_against_separate(model(name).double(), collate(rows))
+
+
+def test_a_step_of_trl_with_packing(tmp_path):
+    from datasets import Dataset
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+    from trl import SFTConfig, SFTTrainer
+
+    words = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", eos_token="w1")
+    net, calls = model("diff_v1"), []
+    net.model.register_forward_hook(  # TRL replaces the head
+        lambda net, args, batch, out: calls.append((batch, out)), with_kwargs=True
+    )
+    options = {"max_steps": 1, "use_cpu": True, "report_to": [], "save_strategy": "no"}
+    SFTTrainer(
+        copy.deepcopy(net),
+        args=SFTConfig(str(tmp_path), packing=True, max_length=64, **options),
+        train_dataset=Dataset.from_list([{"input_ids": ids.tolist()} for ids in documents()]),
+        processing_class=tokenizer,
+    ).train()
+    batch, out = calls[0]
+    begins = (batch["position_ids"][0] == 0).nonzero().flatten().tolist()
+    assert sorted(LENGTHS) == sorted(b - a for a, b in itertools.pairwise([*begins, 50]))
+    for ids, found in zip(
+        batch["input_ids"][0].tensor_split(begins[1:]),
+        out.last_hidden_state[0].tensor_split(begins[1:]),
+        strict=True,
+    ):
+        alone = net.model(ids[None]).last_hidden_state[0]
+        torch.testing.assert_close(found, alone, atol=2e-5, rtol=1e-4)
 
 
 @each_independent
