@@ -250,16 +250,18 @@ struct Backward {
     const float* da = ws.da.get() + (index * rows.padded + r) * kTile;
     const Vec vi(inverse);
     Vec sum0(0.0f), sum1(0.0f);
-    auto add = [&](const Vec& a, const Vec& b, int64_t j) {
+    auto add = [&](const Vec& a, const Vec& b, int64_t j) ANTIPHASE_INLINE_LAMBDA {
       sum0 = at::vec::fmadd(a, Vec::loadu(da + j), sum0);
       sum1 = at::vec::fmadd(b, Vec::loadu(da + j + VL), sum1);
     };
-    auto put = [&](const auto& f) {
+    auto put = [&](const auto& f) ANTIPHASE_INLINE_LAMBDA {
       map_row(s, ws.p.get() + at, columns.from, columns.to, ws.spans[index].width, f, add);
     };
+    auto put_weights = [&](const auto& f) ANTIPHASE_INLINE_LAMBDA {
+      put([&](const Vec& x) ANTIPHASE_INLINE_LAMBDA { return f(x) * vi; });
+    };
     if (inverse == inverse)
-      with_exponential<operand_t>(m.scale * kLog2e, *at_row<float>(m.max, b, h, i),
-                                  [&](const auto& f) { put([&](const Vec& x) { return f(x) * vi; }); });
+      with_exponential<operand_t>(m.scale * kLog2e, *at_row<float>(m.max, b, h, i), put_weights);
     else
       put([&](const Vec&) { return vi; });
     add_lanes(lanes(ws, map, r), sum0 + sum1);

@@ -15,6 +15,7 @@
 
 // For functions called per row of a tile: inlined, their constants stay in registers.
 #define ANTIPHASE_INLINE inline __attribute__((always_inline))
+#define ANTIPHASE_INLINE_LAMBDA __attribute__((always_inline))
 
 namespace antiphase {
 
@@ -118,7 +119,7 @@ ANTIPHASE_INLINE Vec exp2_fast(Vec x) {
 }
 
 // Keep the lanes [from, to), zero the rest.
-inline Vec lanes_between(Vec v, int64_t from, int64_t to) {
+ANTIPHASE_INLINE Vec lanes_between(Vec v, int64_t from, int64_t to) {
   if (to < VL) v = to <= 0 ? Vec(0.0f) : Vec::set(Vec(0.0f), v, to);
   if (from > 0) v = from >= VL ? Vec(0.0f) : Vec::set(v, Vec(0.0f), from);
   return v;
@@ -156,11 +157,11 @@ inline float row_max(const float* s, int64_t from, int64_t to) {
 template <class operand_t, class F, class Add>
 ANTIPHASE_INLINE void map_row(const float* s, operand_t* e, int64_t from, int64_t to, int64_t width,
                               const F& f, const Add& add) {
-  auto store = [&](const Vec& a, const Vec& b, int64_t i) {
+  auto store = [&](const Vec& a, const Vec& b, int64_t i) ANTIPHASE_INLINE_LAMBDA {
     add(a, b, i);
     store_map(e + i, a, b);
   };
-  auto edge = [&](int64_t i) {
+  auto edge = [&](int64_t i) ANTIPHASE_INLINE_LAMBDA {
     store(lanes_between(f(Vec::loadu(s + i)), from - i, to - i),
           lanes_between(f(Vec::loadu(s + i + VL)), from - i - VL, to - i - VL), i);
   };
@@ -179,9 +180,9 @@ template <class operand_t, class Body>
 ANTIPHASE_INLINE void with_exponential(float c, float m, const Body& body) {
   const Vec vc(c), vm(m);
   if (m == 0.0f)
-    body([&](const Vec& s) { return exp2_fast<operand_t>(s * vc); });
+    body([&](const Vec& s) ANTIPHASE_INLINE_LAMBDA { return exp2_fast<operand_t>(s * vc); });
   else
-    body([&](const Vec& s) { return exp2_fast<operand_t>((s - vm) * vc); });
+    body([&](const Vec& s) ANTIPHASE_INLINE_LAMBDA { return exp2_fast<operand_t>((s - vm) * vc); });
 }
 
 // e = 2^(c (s - m)) for the columns [from, to), zero in the others. Returns the sum of e per lane.
@@ -189,9 +190,10 @@ template <class operand_t>
 ANTIPHASE_INLINE Vec row_exp2(const float* s, operand_t* e, int64_t from, int64_t to, int64_t width,
                               float c, float m) {
   Vec sum0(0.0f), sum1(0.0f);
-  auto add = [&](const Vec& a, const Vec& b, int64_t) { sum0 = sum0 + a, sum1 = sum1 + b; };
-  with_exponential<operand_t>(
-      c, m, [&](const auto& f) { map_row(s, e, from, to, width, f, add); });
+  auto add = [&](const Vec& a, const Vec& b, int64_t)
+                 ANTIPHASE_INLINE_LAMBDA { sum0 = sum0 + a, sum1 = sum1 + b; };
+  auto put = [&](const auto& f) ANTIPHASE_INLINE_LAMBDA { map_row(s, e, from, to, width, f, add); };
+  with_exponential<operand_t>(c, m, put);
   return sum0 + sum1;
 }
 
