@@ -211,8 +211,10 @@ def _block_rows(kernel: str, args: Arguments, backward: bool) -> int:
     """
     B, H, Tq, _ = args.q1.shape
     Tk, dv = args.v.shape[2:]
+    if args.documents is not None and args.documents.numel():
+        Tk = int(args.documents.diff(dim=-1).max())  # keys that a block attends to
     if args.window:
-        Tk = min(Tk, args.window + args.keep_first + 512)  # keys that a block attends to
+        Tk = min(Tk, args.window + args.keep_first + 512)
     row_bytes = 2 * Tk * (4 if kernel == "brgemm fp32" else 2)
     if kernel == "blas bf16":
         rows = 256 if Tk >= 1024 else 128
