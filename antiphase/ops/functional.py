@@ -77,8 +77,8 @@ def diff_attention(
     Raises:
         ValueError: If shapes, dtypes or devices do not agree, or the backend cannot run the call.
     """
-    if _may_decode(backend, mask, documents, dropout, softcap):
-        options = (causal, scale, scale2, window, keep_first)
+    if _may_decode(backend, documents, dropout, softcap):
+        options = (mask, causal, scale, scale2, window, keep_first)
         out = fused_cpu.decode(q1, k1, q2, k2, v, _require(lam), *options)
         if out is not None:
             return out
@@ -200,8 +200,8 @@ def attention(
     Raises:
         ValueError: If shapes, dtypes or devices do not agree, or the backend cannot run the call.
     """
-    if sink is None and _may_decode(backend, mask, documents, dropout, softcap):
-        options = (causal, scale, None, window, keep_first)
+    if sink is None and _may_decode(backend, documents, dropout, softcap):
+        options = (mask, causal, scale, None, window, keep_first)
         out = fused_cpu.decode(q, k, None, None, v, None, *options)
         if out is not None:
             return out
@@ -448,12 +448,8 @@ def _require(lam: Tensor | float) -> Tensor | float:
 
 
 def _may_decode(
-    backend: str,
-    mask: Tensor | None,
-    documents: Tensor | None,
-    dropout: float,
-    softcap: float | None,
+    backend: str, documents: Tensor | None, dropout: float, softcap: float | None
 ) -> bool:
     """Tell whether the shorter path for decoding may run a call with these arguments."""
-    plain = mask is None and documents is None and not dropout and softcap is None
+    plain = documents is None and not dropout and softcap is None
     return plain and backend in ("auto", "fused_cpu")

@@ -1,4 +1,4 @@
-"""Decoding with little overhead: few query rows, no gradients, no mask.
+"""Decoding with little overhead: few query rows, no gradients.
 
 One query and a short cache take a few microseconds, less than the checks of the general path. What
 stays the same from token to token is checked once and kept by its signature; the rest (addresses,
@@ -45,6 +45,7 @@ def decode(
     k2: Tensor | None,
     v: Tensor,
     lam: Tensor | float | None,
+    mask: Tensor | None,
     causal: bool,
     scale: float | None,
     scale2: float | None,
@@ -60,7 +61,8 @@ def decode(
         k2: Noise keys, or None with one map; `k1` itself where the maps share their keys.
         v: Values [B, Hkv, Tk, dv].
         lam: A number or a tensor, or None with one map.
-        causal: As in `diff_attention`, like all that follows.
+        mask: As in `diff_attention`, like all that follows.
+        causal: Mask the future.
         scale: Factor of the signal scores.
         scale2: Factor of the noise scores.
         window: Keys that a row attends to.
@@ -68,6 +70,8 @@ def decode(
     """
     inputs = (q1, k1, v) if q2 is None or k2 is None else (q1, k1, v, q2, k2)
     tensors = (*inputs, lam) if isinstance(lam, Tensor) else inputs
+    if mask is not None:
+        tensors = (*tensors, mask)
     lam_key = (lam.shape, lam.dtype, lam.is_cpu) if isinstance(lam, Tensor) else lam
     if not is_eager(*tensors) or q1.dim() != 4 or q1.shape[2] > abi.MAX_DECODE_ROWS:
         return None
@@ -75,17 +79,23 @@ def decode(
         return None
     if requested_python() or not isinstance(lam, (Tensor, float, int, NoneType)):
         return None
+    if mask is not None and (mask.dim() != 4 or mask.stride(3) != 1):
+        return None
+    mask_key = None if mask is None else (mask.shape[:3], mask.dtype, mask.is_cpu)
     shapes = [(t.dtype, t.is_cpu, t.dim(), *t.shape[:2], t.shape[-1]) for t in inputs[1:]]
     key = (q1.shape, q1.dtype, q1.is_cpu, *shapes, k2 is k1, lam_key, causal, scale, scale2, window)
-    key = (*key, keep_first)
+    key = (*key, keep_first, mask_key)
     if key not in _plans:
         if len(_plans) >= _KEPT:
             _plans.clear()
-        _plans[key] = _plan(q1, k1, q2, k2, v, lam, causal, scale, scale2, window, keep_first)
+        options = (causal, scale, scale2, window, keep_first)
+        _plans[key] = _plan(q1, k1, q2, k2, v, lam, mask, *options)
     plan = _plans[key]
     if plan is None or not _varying_sizes_agree(*inputs):
         return None
-    return _call(plan, q1, k1, q2, None if k2 is k1 else k2, v, lam)
+    if mask is not None and mask.shape[3] != k1.shape[2]:
+        return None
+    return _call(plan, q1, k1, q2, None if k2 is k1 else k2, v, lam, mask)
 
 
 def _varying_sizes_agree(
@@ -109,6 +119,7 @@ def _plan(
     k2: Tensor | None,
     v: Tensor,
     lam: Tensor | float | None,
+    mask: Tensor | None,
     causal: bool,
     scale: float | None,
     scale2: float | None,
@@ -117,13 +128,15 @@ def _plan(
 ) -> _Plan | None:
     """Validate the first call of a signature; return None if the general path must run them all."""
     args = validate(
-        *(q1, k1, q2, k2, v, lam, None, None, causal, scale, scale2),
+        *(q1, k1, q2, k2, v, lam, None, mask, causal, scale, scale2),
         window=window,
         keep_first=keep_first,
     )
     general = not q1.is_cpu or not q1.shape[0] or why_python(args) is not None
     if general or abi.repeats_keys(args):
         return None
+    if mask is not None and (args.mask is None or args.mask.dtype != mask.dtype):
+        return None  # it was converted
     lam_dims: tuple[int | None, ...] = (None, None, None)
     if isinstance(lam, Tensor):
         if lam.dtype != torch.float32 or not lam.is_cpu:
@@ -151,15 +164,20 @@ def _call(
     k2: Tensor | None,
     v: Tensor,
     lam: Tensor | float | None,
+    mask: Tensor | None,
 ) -> Tensor:
     B, H, Tq, _ = q1.shape
     out = q1.new_empty((B, H, Tq, v.shape[3]))
     stats = torch.empty(2 * plan.maps * B * H * Tq)
     lam = plan.lam if plan.lam is not None else lam
     lam_view: tuple[int, ...] = _NO_VIEW
+    mask_view: tuple[int, ...] = _NO_VIEW
+    if mask is not None:
+        strides = zip(mask.shape[:3], mask.stride(), strict=False)
+        mask_view = (mask.data_ptr(), *(0 if size == 1 else stride for size, stride in strides))
     if isinstance(lam, Tensor):
-        strides = lam.stride()
-        lam_view = (lam.data_ptr(), *(0 if i is None else strides[i] for i in plan.lam_dims))
+        steps = lam.stride()
+        lam_view = (lam.data_ptr(), *(0 if i is None else steps[i] for i in plan.lam_dims))
     n, address = B * H * Tq, stats.data_ptr()
     statistics = [(address + 4 * n * i, H * Tq, Tq, 1) for i in range(2 * plan.maps)]
     if plan.maps == 1:
@@ -177,7 +195,7 @@ def _call(
         *_view(v),
         *lam_view,
         *_NO_VIEW,  # sink
-        *_NO_VIEW,  # mask
+        *mask_view,
         *_NO_VIEW,  # documents
         *(out.data_ptr(), *out.stride()[:3]),
         *(*max1, *max2, *inverse1, *inverse2),
