@@ -17,7 +17,7 @@ from antiphase.training import Recipe, load_recipe, resume, train
 from antiphase.training.callbacks import read_metrics
 from antiphase.training.run import finished
 
-RATES = (5e-4, 1e-3, 2e-3)
+RATES = (2e-3, 4e-3, 8e-3)
 SHORT_STEPS, TUNING_SEED, SEEDS = 122, 900, (0, 1, 2)
 ARMS = {  # mechanism and start
     **{name: (name, "scaled") for name in ("standard", "diff_v1", "diff_v2", "low_rank_noise")},
