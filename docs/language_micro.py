@@ -83,8 +83,10 @@ def main() -> None:
                 recipe_of(arm, chosen[arm], seed),
                 out / "final" / f"{arm}-{seed}".replace(", ", "-"),
             )
+            for start in ("scaled", "published")
             for seed in SEEDS
             for arm in ARMS
+            if ARMS[arm][1] == start
         ]
     )
 
