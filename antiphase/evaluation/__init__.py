@@ -1,6 +1,19 @@
-"""How good a trained model is: accuracy on synthetic tasks, and loss on text."""
+"""How good a model is: accuracy on synthetic tasks, loss on text, and public benchmarks."""
 
-from antiphase.evaluation.language_loss import recall_hits, score_text
-from antiphase.evaluation.task_accuracy import score_answers
+from antiphase.lazy_imports import lazy_names
 
-__all__ = ["recall_hits", "score_answers", "score_text"]
+_MODULES = {
+    "EvaluationOptions": "evaluate",
+    "ModelEvaluation": "evaluate",
+    "TaskScores": "evaluate",
+    "evaluate_model": "evaluate",
+    "evaluate_named": "evaluate",
+    "install_benchmarks": "benchmark_data",
+    "recall_hits": "language_loss",
+    "score_answers": "task_accuracy",
+    "score_text": "language_loss",
+    "summarise": "report",
+    "write_report": "report",
+}
+__all__ = [*_MODULES]
+__getattr__ = lazy_names(__name__, _MODULES)
