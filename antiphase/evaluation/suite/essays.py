@@ -6,14 +6,14 @@ from functools import lru_cache
 from typing import Any
 
 from antiphase.evaluation.benchmark_data import read_benchmark
-from antiphase.evaluation.suite.splits import Results, Splits, as_splits
+from antiphase.evaluation.suite.splits import Results, Splits, as_splits, shuffled
 
 PASSAGE_WORDS = 128
 _END = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(])|(?<=[a-z][.!?])(?=[A-Z])")  # some lack the space
 
 
 def passages(words: int = PASSAGE_WORDS, **_: Any) -> Splits:
-    """Return consecutive passages of whole sentences.
+    """Return passages of consecutive whole sentences.
 
     Args:
         words: the least number of words of a passage.
@@ -25,7 +25,7 @@ def passages(words: int = PASSAGE_WORDS, **_: Any) -> Splits:
         if sum(len(s.split()) for s in passage) >= words:
             items.append({"text": " ".join(passage)})
             passage = []
-    return as_splits(items)
+    return as_splits(shuffled(items))
 
 
 @lru_cache(maxsize=1)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from antiphase.evaluation.benchmark_data import read_benchmark
-from antiphase.evaluation.suite.splits import Results, Splits, as_splits
+from antiphase.evaluation.suite.splits import Results, Splits, as_splits, shuffled
 
 
 def multiple_choice(name: str, **_: Any) -> Splits:
@@ -19,7 +19,7 @@ def multiple_choice(name: str, **_: Any) -> Splits:
     Args:
         name: hellaswag, arc_easy, arc_challenge or piqa.
     """
-    docs = [request["doc"] for request in _first_requests(name)]
+    docs = [request["doc"] for request in shuffled(_first_requests(name))]
     return as_splits(
         {"prompt": doc["query"], "choices": doc["choices"], "gold": int(doc["gold"])}
         for doc in docs
@@ -36,7 +36,7 @@ def lambada(**_: Any) -> Splits:
     """Return the passages of LAMBADA; the last word is the answer."""
     return as_splits(
         {"prompt": r["request"]["context"], "answer": r["request"]["continuation"]}
-        for r in _first_requests("lambada")
+        for r in shuffled(_first_requests("lambada"))
     )
 
 
@@ -47,7 +47,7 @@ def gsm8k(**_: Any) -> Splits:
             "prompt": f"Question: {doc['question']}\nAnswer:",
             "answer": f" {doc['choices'][0]}",
         }
-        for doc in (r["doc"] for r in _first_requests("gsm8k"))
+        for doc in (r["doc"] for r in shuffled(_first_requests("gsm8k")))
     )
 
 
@@ -64,10 +64,11 @@ def score_bits(item: dict[str, Any], results: Results) -> dict[str, Any]:
 
 
 def _first_requests(name: str) -> Iterator[dict[str, Any]]:
-    """Yield the first request of each document: its others are the other choices."""
+    """Yield the first request of each document: its others are of the other choices."""
     seen = set()
     for line in gzip.decompress(read_benchmark(name)).decode().splitlines():
         request = json.loads(line)
-        if request["doc_id"] not in seen:
-            seen.add(request["doc_id"])
+        document = json.dumps(request["doc"])  # their numbers differ between kinds of requests
+        if document not in seen:
+            seen.add(document)
             yield request

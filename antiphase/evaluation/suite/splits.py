@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 Splits = dict[str, Any]
 """`{"test": datasets.Dataset}`."""
 Results = list[Any]
@@ -14,3 +16,9 @@ def as_splits(items: Iterable[dict[str, Any]]) -> Splits:
     from datasets import Dataset
 
     return {"test": Dataset.from_list([{"id": i, **item} for i, item in enumerate(items)])}
+
+
+def shuffled(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return items in a fixed random order, so that the first ones are a sample of all."""
+    listed = list(items)
+    return [listed[i] for i in np.random.default_rng(0).permutation(len(listed))]
