@@ -27,7 +27,8 @@ def draw_needles(
         path: of the picture.
     """
     grids = [
-        (name, np.array(grid), 0.0, "viridis") for name, grid in zip(models, found, strict=True)
+        (name, np.array(grid, dtype=float), 0.0, "viridis")
+        for name, grid in zip(models, found, strict=True)
     ]
     if len(grids) == 2:
         title = f"{models[1]} minus {models[0]}"

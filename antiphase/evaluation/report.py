@@ -31,7 +31,8 @@ def summarise(evaluations: Sequence[ModelEvaluation], options: EvaluationOptions
 
     Returns:
         `models`, `options`, `versions`, and per task `items`, `skipped` (by model) and `measures`:
-        an estimate per model, and of two models the `difference`, second minus first.
+        an estimate per model, and of two models the `difference`, second minus first. None is a
+        number that the items do not determine.
     """
     tasks = {}
     for task in options.tasks:
@@ -68,7 +69,7 @@ def summarise(evaluations: Sequence[ModelEvaluation], options: EvaluationOptions
             "depths": grids[0][1],
             "found": [np.round(grid[2], 4).tolist() for grid in grids],
         }
-    return summary
+    return _plain(summary)
 
 
 def needle_grid(evaluation: ModelEvaluation) -> tuple[list[int], list[float], NDArray[np.float64]]:
@@ -99,7 +100,7 @@ def table_rows(summary: dict[str, Any]) -> list[list[str]]:
             cells = [*measure["models"]]
             if "difference" in measure:
                 cells.append(measure["difference"])
-            values = [str(Estimate(**cell)) for cell in cells]
+            values = [str(_estimate(cell)) for cell in cells]
             arrow = {True: " ↑", False: " ↓", None: ""}[measure["higher_is_better"]]
             rows.append([task, name + arrow, *values, str(found["items"])])
     return rows
@@ -120,7 +121,7 @@ def write_report(
 ) -> dict[str, Any]:
     """Write results.json, README.md and, with matplotlib, needle.png; return the summary."""
     summary = summarise(evaluations, options)
-    write_private(folder / RESULTS, json.dumps(_plain(summary), indent=1))
+    write_private(folder / RESULTS, json.dumps(summary, indent=1))
     drawn = "needle" in summary and _draw(summary, folder / PICTURE)
     lines = ["# Evaluation", "", markdown(table_columns(summary), table_rows(summary)), ""]
     lines += [f"{line}." for line in skipped_lines(summary)]
@@ -135,6 +136,10 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return rows as a Markdown table."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _estimate(cell: dict[str, Any]) -> Estimate:
+    return Estimate(**{name: math.nan if v is None else v for name, v in cell.items()})
 
 
 def _matrix(measure: Measure, rows: list[dict[str, float]]) -> NDArray[np.float64]:
