@@ -16,6 +16,7 @@ import io
 import json
 import logging
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -308,8 +309,6 @@ def _progress(task: str, model: str, quiet: bool) -> Iterator[Callable[[str], No
         with contextlib.redirect_stderr(io.StringIO()):
             yield lambda text: None
         return
-    import sys
-
     print(f"antiphase: {task}, {model}", file=sys.stderr, flush=True)
     yield lambda text: print(f"antiphase: {task}: {text}", file=sys.stderr, flush=True)
 
