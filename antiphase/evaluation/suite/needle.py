@@ -20,7 +20,7 @@ from antiphase.tasks.word_needles import CITIES, DEPTHS
 
 LENGTHS = (100, 200, 400, 800)
 NEEDLES = 4
-ITEMS = 2000
+ITEMS = 1000
 
 
 def documents(lengths: Sequence[int] = LENGTHS, needles: int = NEEDLES, **_: Any) -> Splits:
