@@ -84,7 +84,7 @@ class TaskScores:
 
     Attributes:
         items: per item `id`, `cluster`, `scores` by name, and what describes the item.
-        skipped: ids of items that do not fit into the model's context.
+        skipped: ids of items that do not fit into the model's context, or belong to one.
     """
 
     items: list[dict[str, Any]]
@@ -252,16 +252,15 @@ def _run_task(lm: Any, benchmark: Benchmark, options: EvaluationOptions) -> Task
     task = manager.load([name])["tasks"][name]
     task.set_fewshot_seed(0)
     task.build_all_requests(
-        limit=options.limit,
+        limit=_complete_limit(task.eval_docs, options.limit),
         apply_chat_template=options.chat,
         chat_template=lm.apply_chat_template if options.chat else None,
         tokenizer_name=lm.tokenizer_name,
     )
-    fits = dict.fromkeys((i.doc_id for i in task.instances), True)
-    for instance in task.instances:
-        fits[instance.doc_id] &= request_length(lm, instance) <= lm.max_length
-    kept = [doc_id for doc_id, fit in fits.items() if fit]
-    skipped = [doc_id for doc_id, fit in fits.items() if not fit]
+    clusters = {i.doc_id: _cluster(i.doc, i.doc_id) for i in task.instances}
+    too_long = {clusters[i.doc_id] for i in task.instances if request_length(lm, i) > lm.max_length}
+    kept = [doc_id for doc_id, cluster in clusters.items() if cluster not in too_long]
+    skipped = [doc_id for doc_id, cluster in clusters.items() if cluster in too_long]
     if not kept:
         raise ValueError(
             f"{benchmark.name}: none of {len(skipped)} items fits into the model's context of "
@@ -298,8 +297,22 @@ def _item(sample: dict[str, Any]) -> dict[str, Any]:
         else:
             scores[name] = float(value)
     described = {k: doc[k] for k in ("words", "depth", "condition") if k in doc}
-    cluster = str(doc.get("cluster", sample["doc_id"]))
+    cluster = _cluster(doc, sample["doc_id"])
     return {"id": sample["doc_id"], "cluster": cluster, "scores": scores, **described}
+
+
+def _cluster(doc: dict[str, Any], doc_id: int) -> str:
+    """Return what items that belong together share; an item alone is a cluster of its own."""
+    return str(doc.get("cluster", doc_id))
+
+
+def _complete_limit(docs: Any, limit: int | None) -> int | None:
+    """Return the limit, raised until the last cluster is complete."""
+    if limit is None or limit >= len(docs) or "cluster" not in docs[0]:
+        return limit
+    while limit < len(docs) and docs[limit]["cluster"] == docs[limit - 1]["cluster"]:
+        limit += 1
+    return limit
 
 
 @contextlib.contextmanager
@@ -325,15 +338,12 @@ def common_rows(
     Returns:
         Per model: cluster -> score by name; all models have the same clusters in the same order.
     """
-    skipped = {i for e in evaluations for i in e.tasks[task].skipped}
     items = [{i["id"]: i for i in e.tasks[task].items} for e in evaluations]
-    cut = {i["cluster"] for of_model in items for i in of_model.values() if i["id"] in skipped}
     shared = [i for i in items[0] if all(i in of_model for of_model in items)]
     tables = []
     for of_model in items:
         rows: dict[str, dict[str, float]] = {}
         for i in shared:
-            if of_model[i]["cluster"] not in cut:
-                rows.setdefault(of_model[i]["cluster"], {}).update(of_model[i]["scores"])
+            rows.setdefault(of_model[i]["cluster"], {}).update(of_model[i]["scores"])
         tables.append(rows)
     return tables

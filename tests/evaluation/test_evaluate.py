@@ -139,6 +139,16 @@ def test_items_that_do_not_fit_are_left_out_and_counted(small):
         evaluate_model(model, tokenizer, "tiny", longer, small / "out", quiet=True)
 
 
+def test_items_that_belong_together_are_kept_or_left_out_together(small):
+    model, tokenizer = save_byte_model(small / "model", context=190)
+    options = EvaluationOptions(tasks=["hotpotqa"], limit=3)
+    found = evaluate_model(model, tokenizer, "long", options, small / "out", quiet=True)
+    assert [item["id"] for item in found.tasks["hotpotqa"].items] == [0, 1, 2, 3]  # two questions
+    model, tokenizer = save_byte_model(small / "model", context=170)  # without distractors only
+    with pytest.raises(ValueError, match="none of 4 items fits"):
+        evaluate_model(model, tokenizer, "short", options, small / "out", quiet=True)
+
+
 def test_two_models_are_compared_on_the_items_that_fit_both(small):
     options = EvaluationOptions(tasks=["needle", "lambada"], limit=20, lengths=[40, 80])
     evaluations = []

@@ -60,7 +60,7 @@ def test_needles_are_at_their_depth_and_the_haystack_has_its_length(small):
         assert 130 <= words <= 150
         before = haystack.index(needle) / (len(haystack) - len(needle))
         assert abs(before - depth) < 0.2
-        assert item["prompt"].endswith(f"The special number for {city} is")
+        assert item["answer_start"] == f"Answer: The special number for {city} is"
     assert needle_item(3, 150, 0.5) == needle_item(3, 150, 0.5)
     assert needle_item(3, 150, 0.5) != needle_item(4, 150, 0.5)
 

@@ -1,6 +1,6 @@
 r"""HotpotQA: a question over two paragraphs, with and without eight distractor paragraphs.
 
-    {"prompt": "<paragraphs> Question: ..?\nAnswer:", "answers": ["yes"], "cluster": "5a8b..",
+    {"prompt": "<paragraphs> Question: ..?", "answers": ["yes"], "cluster": "5a8b..",
      "condition": "distractors"}
 
 Each question is asked twice: with all ten paragraphs in their order, and with the two that support
@@ -56,4 +56,4 @@ def _prompt(question: dict[str, Any], condition: str) -> str:
         for title, sentences in question["context"]
         if condition == "distractors" or title in supporting
     ]
-    return f"{INSTRUCTION}{chr(10).join(paragraphs)}\n\nQuestion: {question['question']}\nAnswer:"
+    return f"{INSTRUCTION}{chr(10).join(paragraphs)}\n\nQuestion: {question['question']}\n"

@@ -2,8 +2,9 @@
 
     {"prompt": "<sentences of essays> .. The special number for Oslo is 417. .. <sentences>
 
-      Question: What is the special number for Oslo?
-      Answer: The special number for Oslo is", "answer": " 417", "words": 400, "depth": 0.25}
+      Question: What is the special number for Oslo?",
+     "answer_start": "Answer: The special number for Oslo is", "answer": " 417",
+     "words": 400, "depth": 0.25}
 
 The needles of other cities are between the sentences, too, so that the model must read the city.
 Lengths are counted in words, so that models with different tokenizers get the same items.
@@ -53,7 +54,8 @@ def needle_item(i: int, words: int, depth: float, needles: int = NEEDLES) -> dic
         text.insert(round(place), fact)
     question = f"Question: What is the special number for {cities[0]}?"
     return {
-        "prompt": f"{' '.join(text)}\n\n{question}\nAnswer: The special number for {cities[0]} is",
+        "prompt": f"{' '.join(text)}\n\n{question}\n",
+        "answer_start": f"Answer: The special number for {cities[0]} is",
         "answer": f" {numbers[0]}",
         "words": words,
         "depth": depth,

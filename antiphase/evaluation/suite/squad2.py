@@ -1,6 +1,6 @@
 r"""SQuAD 2.0: answer from a passage, or say that it has no answer.
 
-    {"prompt": "<two demonstrations> Passage: .. Question: Who ..?\nAnswer:",
+    {"prompt": "<two demonstrations> Passage: .. Question: Who ..?",
      "answers": ["Anna Berg", ..], "answerable": true}
 
 Two demonstrations, written for this purpose, show both kinds of answer. Beside the greedy answer
@@ -41,7 +41,7 @@ def documents(**_: Any) -> Splits:
     items = [
         {
             "prompt": f"{INSTRUCTION}Passage: {paragraph['context']}\n"
-            f"Question: {question['question']}\nAnswer:",
+            f"Question: {question['question']}\n",
             "answers": sorted({answer["text"] for answer in question["answers"]}),
             "answerable": not question["is_impossible"],
         }
