@@ -1,6 +1,7 @@
 """Evaluation with lm-evaluation-harness: scores, resuming, comparison, the command."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -126,6 +127,26 @@ def test_a_killed_run_resumes_where_it_was(small):
     assert passes == 4 + 8 - 6
     fresh = evaluate_model(model, tokenizer, "tiny", options, small / "fresh", quiet=True)
     assert resumed.tasks == fresh.tasks
+
+
+def test_a_chat_template_ends_with_the_start_of_the_answer(small):
+    model, tokenizer = save_byte_model(small / "model")
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant] {% endif %}"
+    )
+    seen = []
+
+    def keep(_, args, kwargs):
+        ids = args[0] if args else kwargs["input_ids"]
+        seen.append(tokenizer.decode(ids[0]))
+
+    model.register_forward_pre_hook(keep, with_kwargs=True)
+    options = EvaluationOptions(tasks=["needle"], limit=1, lengths=[40], chat=True)
+    evaluate_model(model, tokenizer, "tiny", options, small / "out", quiet=True)
+    end = r"Question: [\w ]+\?\s+\[assistant\] Answer: The special number for \w+ is \d\d$"
+    assert seen[0].startswith("[user] ")
+    assert re.search(end, seen[0]), seen[0]
 
 
 def test_items_that_do_not_fit_are_left_out_and_counted(small):
