@@ -67,10 +67,14 @@ def evaluate(
     )
     from antiphase.models.locate import locate_model
 
-    given = {} if names is None else {"tasks": names}
-    words = {} if lengths is None else {"lengths": _numbers("--lengths", lengths)}
+    defaults = EvaluationOptions()
     options = EvaluationOptions(
-        **given, **words, limit=limit or None, dtype=dtype, batch_size=batch_size, chat=chat
+        tasks=defaults.tasks if names is None else names,
+        limit=limit or None,
+        lengths=defaults.lengths if lengths is None else _numbers("--lengths", lengths),
+        dtype=dtype,
+        batch_size=batch_size,
+        chat=chat,
     )
     models = [name for name in (model, other) if name is not None]
     for name in models:

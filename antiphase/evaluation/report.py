@@ -45,7 +45,7 @@ def summarise(evaluations: Sequence[ModelEvaluation], options: EvaluationOptions
                 "higher_is_better": measure.higher_is_better,
             }
             if len(rows) == 2:
-                found["difference"] = asdict(paired_difference(measure.statistic, *rows))
+                found["difference"] = asdict(paired_difference(measure.statistic, rows[0], rows[1]))
             measures[measure.name] = found
         tasks[task] = {
             "items": len(tables[0]),
@@ -139,7 +139,10 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _estimate(cell: dict[str, Any]) -> Estimate:
-    return Estimate(**{name: math.nan if v is None else v for name, v in cell.items()})
+    value, low, high = (
+        math.nan if v is None else v for v in map(cell.get, ("value", "low", "high"))
+    )
+    return Estimate(value, low, high, cell["items"])
 
 
 def _matrix(measure: Measure, rows: list[dict[str, float]]) -> NDArray[np.float64]:
