@@ -202,7 +202,25 @@ def _engine(model: Any, tokenizer: Any, batch_size: int, folder: Path) -> Any:
     from lm_eval.models.huggingface import HFLM
 
     lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
+    lm.loglikelihood_rolling = _one_by_one(lm.loglikelihood_rolling)
     return CachingLM(lm, str(folder / "requests_rank0.db"))
+
+
+def _one_by_one(rolling: Callable[..., list[float]]) -> Callable[[list[Any]], list[float]]:
+    """Return the harness's function for texts, so that it stores the answer of each when it has it.
+
+    It would store them after the last one, and show a progress bar for every text.
+    """
+    from tqdm import tqdm
+
+    def each(requests: list[Any]) -> list[float]:
+        answers = []
+        for request in tqdm(requests, desc="Running loglikelihood_rolling requests"):
+            with contextlib.redirect_stderr(io.StringIO()):
+                answers += rolling([request], disable_tqdm=True)
+        return answers
+
+    return each
 
 
 def _task_scores(

@@ -129,6 +129,25 @@ def test_a_killed_run_resumes_where_it_was(small):
     assert resumed.tasks == fresh.tasks
 
 
+def test_texts_are_stored_one_by_one(small):
+    model, tokenizer = save_byte_model(small / "model")
+    options = EvaluationOptions(tasks=["essays_bpb"], limit=3)
+    passes = 0
+
+    def stop_at_the_third(*_):
+        nonlocal passes
+        passes += 1
+        if passes == 3:
+            raise KeyboardInterrupt
+
+    model.register_forward_pre_hook(stop_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_model(model, tokenizer, "tiny", options, small / "out", quiet=True)
+    found = evaluate_model(model, tokenizer, "tiny", options, small / "out", quiet=True)
+    assert len(found.tasks["essays_bpb"].items) == 3
+    assert passes == 4
+
+
 def test_a_chat_template_ends_with_the_start_of_the_answer(small):
     model, tokenizer = save_byte_model(small / "model")
     tokenizer.chat_template = (
