@@ -13,8 +13,10 @@ from antiphase.cli.analyze import analyze
 from antiphase.cli.bench import bench
 from antiphase.cli.build_kernels import build_kernels
 from antiphase.cli.compare import compare
+from antiphase.cli.data import data
 from antiphase.cli.doctor import doctor
 from antiphase.cli.errors import CommandGroup
+from antiphase.cli.evaluate import evaluate
 from antiphase.cli.generate import generate
 from antiphase.cli.import_weights import import_weights
 from antiphase.cli.lab import lab
@@ -60,9 +62,11 @@ app.command()(compare)
 app.command()(analyze)
 app.command()(maps)
 app.command()(unchain)
+app.command()(evaluate)
 app.command("import-weights")(import_weights)
 app.command()(doctor)
 app.command("build-kernels")(build_kernels)
+app.add_typer(data, name="data")
 app.add_typer(bench, name="bench")
 app.add_typer(lab, name="lab")
 
