@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
-from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
@@ -28,8 +28,8 @@ from antiphase.models.masks import (
     without_full_padding_mask,
 )
 from antiphase.models.model_card import MODEL_TAGS, write_card
+from antiphase.models.serving import served_heads
 from antiphase.ops.documents import document_ranges
-
 
 # What only the ops have. "sdpa" names an attention function of transformers as well.
 ONLY_OPS = tuple(name for name in BACKENDS if name != "sdpa")
@@ -160,6 +160,7 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         self.norm = norm_of(config)
         if config.position == "rope":
             self.rotary = RotaryPositions(config, self.attention_layers[0].rotary_widths)
+        self.mechanism = mechanism(config.attention)
         self.computed_by_functions = is_computed_by_functions(config)
         self.gradient_checkpointing = False
         # transformers casts weights while it loads them, past `Float32Parameters._apply`.
@@ -274,11 +275,10 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         return [block.self_attn for block in self.layers]  # type: ignore[misc]
 
     def _check_cache(self, cache: Cache | None) -> None:
-        layer = mechanism(self.config.attention)
-        if cache is not None and cache.is_compileable and not layer.static_cache:
+        if cache is not None and cache.is_compileable and not self.mechanism.static_cache:
             raise ValueError(
-                f"past_key_values: {layer.name} does not work with a static cache; use a dynamic "
-                "one (cache_implementation='dynamic')"
+                f"past_key_values: {self.mechanism.name} does not work with a static cache; use a "
+                "dynamic one (cache_implementation='dynamic')"
             )
 
 
@@ -309,6 +309,31 @@ class AntiphaseForCausalLM(AntiphasePreTrainedModel, GenerationMixin):
         cache = model_kwargs.get("past_key_values")
         if given is None and isinstance(cache, DynamicCache) and not cache.offloading:
             with_room(cache)
+
+    def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate by transformers' continuous batching, whose arguments these are.
+
+        It needs an attention function that knows its paged cache. A model on one of the ops uses
+        "sdpa" for the time of the call.
+
+        Raises:
+            ValueError: the mechanism does not have the heads that the paged cache is made for.
+        """
+        config = self.config
+        _, kv_heads, width = served_heads(config)
+        if (kv_heads, width) != (config.num_key_value_heads, config.head_dim):
+            raise ValueError(
+                f"generate_batch: {config.attention} has {kv_heads} key/value heads of width "
+                f"{width} in one call of standard attention, but the paged cache is made for "
+                f"{config.num_key_value_heads} of width {config.head_dim}; use generate"
+            )
+        before = config._attn_implementation
+        if before in ONLY_OPS:
+            self.set_attn_implementation("sdpa")
+        try:
+            return super().generate_batch(*args, **kwargs)
+        finally:
+            self.set_attn_implementation(before)
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(

@@ -6,41 +6,10 @@ package is installed beside vLLM. The model itself runs unchanged, by vLLM's Tra
 
 from typing import Any
 
-import torch
-
-from antiphase.attention import MECHANISMS
 from antiphase.models.config import AntiphaseConfig
+from antiphase.models.serving import served_heads
 
 TRANSFORMERS_BACKEND = "vllm.model_executor.models.transformers:TransformersForCausalLM"
-
-
-def served_heads(config: AntiphaseConfig) -> tuple[int, int, int]:
-    """Return the numbers of query heads and key/value heads, and their width, as a server counts.
-
-    A server sizes one standard attention per layer: V2 is one of twice the query heads.
-
-    Args:
-        config: of the model.
-
-    Raises:
-        ValueError: one call of standard attention does not compute the mechanism.
-    """
-    with torch.device("meta"):
-        layer = config.attention_layer()
-    if layer.function_head_counts is None:
-        raise ValueError(
-            f"attention: {config.attention} is not computed by one call of standard attention, so "
-            f"a server's attention kernels do not fit; allowed are {', '.join(served_mechanisms())}"
-        )
-    return *layer.function_head_counts, layer.head_dim
-
-
-def served_mechanisms() -> list[str]:
-    """Return the names of the mechanisms that a server's attention kernels compute."""
-    from antiphase.attention.base import Attention
-
-    base = Attention.function_heads
-    return [name for name, kind in MECHANISMS.items() if kind.function_heads is not base]
 
 
 def register() -> None:
