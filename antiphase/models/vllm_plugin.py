@@ -22,7 +22,7 @@ def register() -> None:
 
     import antiphase.models  # noqa: F401 (registers the Auto classes)
 
-    class Convertor(ModelArchConfigConvertorBase):  # type: ignore[misc]
+    class Convertor(ModelArchConfigConvertorBase):
         hf_text_config: Any
 
         def get_total_num_attention_heads(self) -> int:
