@@ -1,6 +1,6 @@
 """Run by the Python of vLLM's environment: greedy tokens of a model folder, as JSON.
 
-    python vllm_generate.py MODEL PROMPTS.json OUT.json NEW_TOKENS
+python vllm_generate.py MODEL PROMPTS.json OUT.json NEW_TOKENS
 """
 
 import json
