@@ -68,7 +68,6 @@ def serve_command(
     if fields.get("model_type") == AntiphaseConfig.model_type:
         config = AntiphaseConfig.from_dict(fields)
         _check_split(config, tensor_parallel)
-        command += ["--model-impl", "transformers"]
         max_model_len = max_model_len or config.max_position_embeddings
     if fields and not any(Path(folder).glob("tokenizer*")):
         command += ["--skip-tokenizer-init"]  # requests hold token ids

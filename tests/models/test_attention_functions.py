@@ -210,8 +210,8 @@ def test_the_command_that_serves_a_model(tmp_path):
     model("standard", max_position_embeddings=77).save_pretrained(folder)
     command = serve_command(folder, port=9, dtype="float32", tensor_parallel=2)
     assert command == (
-        f"vllm serve {folder} --port 9 --dtype float32 --model-impl transformers "
-        "--skip-tokenizer-init --max-model-len 77 --tensor-parallel-size 2"
+        f"vllm serve {folder} --port 9 --dtype float32 --skip-tokenizer-init "
+        "--max-model-len 77 --tensor-parallel-size 2"
     ).split(" ")
     with pytest.raises(ValueError, match="--tensor-parallel: got 3, which does not divide"):
         serve_command(folder, tensor_parallel=3)

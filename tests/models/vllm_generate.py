@@ -20,7 +20,6 @@ def main() -> None:
         prompts = [{"prompt_token_ids": prompt} for prompt in json.load(file)]
     llm = LLM(
         model=model,
-        model_impl="transformers",
         dtype="float32",
         skip_tokenizer_init=True,
         enforce_eager=True,
