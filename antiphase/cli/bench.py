@@ -187,7 +187,7 @@ def bench_model(
     """Compare models: a training step, a forward pass and decoding, relative to `standard`.
 
     The workload `compiled` compares decoding with compiled decoding (static cache); compiling takes
-    a minute for each model.
+    a minute or more for each model.
     """
     require_one_of(("fp32", "bf16"), dtype=dtype)
     for name in workload:

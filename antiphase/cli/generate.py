@@ -26,7 +26,7 @@ def generate(
     ] = None,
     compile_: Annotated[
         bool,
-        typer.Option("--compile", help="compile decoding: a minute of waiting, then faster tokens"),
+        typer.Option("--compile", help="compile decoding: a minute or more of waiting before the first token"),
     ] = False,
 ) -> None:
     """Continue a prompt; tokens are printed as they are generated."""

@@ -33,7 +33,7 @@ def generate_text(
         top_p: of nucleus sampling; not used at temperature 0.
         seed: of sampling.
         attn_implementation: backend of attention; the model's default if None.
-        compiled: compile the decoding of one token, which takes about a minute before the first.
+        compiled: compile the decoding of one token, which takes a minute or more before the first.
 
     Returns:
         The prompt and its continuation, without special tokens.
