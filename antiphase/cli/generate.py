@@ -26,7 +26,7 @@ def generate(
     ] = None,
     compile_: Annotated[
         bool,
-        typer.Option("--compile", help="compile decoding: a minute or more of waiting before the first token"),
+        typer.Option("--compile", help="compile decoding; the first token takes a minute or more"),
     ] = False,
 ) -> None:
     """Continue a prompt; tokens are printed as they are generated."""
