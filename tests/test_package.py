@@ -63,6 +63,7 @@ def test_a_room_imports_nothing_above_it(room):
         "docs/lab.md",
         "docs/models.md",
         "docs/pretrained.md",
+        "docs/serving.md",
         "docs/training.md",
     ],
 )

@@ -22,6 +22,13 @@ class DiffV2(Attention):
     """Differential attention with doubled queries and lam projected from the token."""
 
     name = "diff_v2"
+    tensor_parallel = {  # noqa: RUF012
+        "q_proj": "colwise",
+        "k_proj": "colwise",
+        "v_proj": "colwise",
+        "lambda_proj": "colwise",
+        "o_proj": "rowwise",
+    }
 
     def build(self) -> None:
         D, d, bias = self.hidden_size, self.head_dim, self.bias
@@ -38,7 +45,7 @@ class DiffV2(Attention):
         k = split_heads(rope(self.k_proj(context), d, inputs.key_rotary), d)
         v = split_heads(self.v_proj(context), d)
         k, v = extend_cache(inputs.cache, k, v)  # [B, h_kv, Tk, d]
-        q1, q2 = q.unflatten(1, (self.num_heads, 2)).unbind(2)
+        q1, q2 = q.unflatten(1, (-1, 2)).unbind(2)
         # The sigmoid in fp32: in bf16, lam would have steps of 1/256 around 0.5.
         lam = self.lambda_proj(x)
         lam = torch.sigmoid(lam.to(statistics_dtype(lam.dtype)))
@@ -57,3 +64,15 @@ class DiffV2(Attention):
     def head_counts(self) -> dict[str, int]:
         h = self.num_heads
         return {"heads": h, "maps": 2 * h, "kv_heads": self.num_kv_heads}
+
+    @property
+    def function_head_counts(self) -> tuple[int, int]:
+        return 2 * self.num_heads, self.num_kv_heads
+
+    def function_heads(self, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
+        q1, _, q2, *_ = heads.diff_arguments
+        return torch.stack([q1, q2], dim=2).flatten(1, 2), heads.k, heads.v  # adjacent pairs
+
+    def function_output(self, o: Tensor, heads: Heads) -> Tensor:
+        o1, o2 = o.unflatten(1, (-1, 2)).unbind(2)
+        return (o1 - heads.lam * o2).to(o.dtype)

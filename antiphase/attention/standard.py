@@ -34,6 +34,12 @@ class Standard(Attention):
 
     name = "standard"
     Options = StandardOptions
+    tensor_parallel = {  # noqa: RUF012
+        "q_proj": "colwise",
+        "k_proj": "colwise",
+        "v_proj": "colwise",
+        "o_proj": "rowwise",
+    }
 
     def build(self) -> None:
         if self.options.half_dim:
@@ -68,3 +74,13 @@ class Standard(Attention):
     def maps(self, heads: Heads, masking: Masking) -> dict[str, Tensor]:
         A = attention_map(heads.q, heads.k, heads.v, **masking.of_maps)
         return {"signal": A, "difference": A}
+
+    @property
+    def function_head_counts(self) -> tuple[int, int]:
+        return self.num_heads, self.num_kv_heads
+
+    def function_heads(self, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
+        return heads.q, heads.k, heads.v
+
+    def function_output(self, o: Tensor, heads: Heads) -> Tensor:
+        return o

@@ -21,6 +21,7 @@ from antiphase.cli.generate import generate
 from antiphase.cli.import_weights import import_weights
 from antiphase.cli.lab import lab
 from antiphase.cli.maps import maps
+from antiphase.cli.serve import serve
 from antiphase.cli.show import show
 from antiphase.cli.task import task
 from antiphase.cli.train import train
@@ -56,6 +57,7 @@ def _global_options(
 
 app.command()(show)
 app.command()(generate)
+app.command()(serve)
 app.command()(task)
 app.command()(train)
 app.command()(compare)

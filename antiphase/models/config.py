@@ -86,6 +86,12 @@ class AntiphaseConfig(PreTrainedConfig):
 
     model_type = "antiphase"
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+    # Inputs and outputs of the parts that pipeline parallelism puts on different devices.
+    base_model_pp_plan = {  # noqa: RUF012
+        "embed_tokens": (["input_ids"], ["inputs_embeds"]),
+        "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),
+        "norm": (["hidden_states"], ["hidden_states"]),
+    }
 
     def __init__(
         self,
@@ -173,6 +179,7 @@ class AntiphaseConfig(PreTrainedConfig):
         # DynamicCache(config=...) reads them; a model without windows or states has none.
         if (types := self._layer_types(layer_types)) is not None:
             self.layer_types = types
+        self.base_model_tp_plan = _tensor_parallel_plan(attention, feed_forward)
         _ = self.feed_forward_width  # raises for sizes that do not fit, before a model is built
         super().__init__(**kwargs)
 
@@ -341,6 +348,20 @@ OWN_FIELDS = tuple(
     for name in inspect.signature(AntiphaseConfig.__init__).parameters
     if name not in ("self", "kwargs")
 )
+
+
+def _tensor_parallel_plan(attention: str, feed_forward: str) -> dict[str, str] | None:
+    """Return how tensor parallelism splits the projections; None if the mechanism cannot be."""
+    projections = mechanism(attention).tensor_parallel
+    if not projections:
+        return None
+    of_mlp = {"gate_proj": "colwise", "up_proj": "colwise", "down_proj": "rowwise"}
+    if feed_forward == "relu":
+        del of_mlp["gate_proj"]
+    return {
+        **{f"layers.*.self_attn.{name}": style for name, style in projections.items()},
+        **{f"layers.*.mlp.{name}": style for name, style in of_mlp.items()},
+    }
 
 
 def _count(module: torch.nn.Module) -> int:

@@ -142,6 +142,7 @@ class Block(GradientCheckpointingLayer):
         super().__init__()
         kind = {"swiglu": SwiGLU, "relu": ReLU}[config.feed_forward]
         self.self_attn = config.attention_layer(layer)
+        self.self_attn.config = config  # names the attention function
         self.mlp = kind(config.hidden_size, width)
         self.input_layernorm = norm_of(config)
         self.post_attention_layernorm = norm_of(config)
@@ -155,6 +156,7 @@ class Block(GradientCheckpointingLayer):
         cache: Cache | None,
         backend: str,
         return_map: bool,
+        function_arguments: dict[str, Any] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Run one block.
 
@@ -165,6 +167,7 @@ class Block(GradientCheckpointingLayer):
             cache: of this layer, or None.
             backend: of `antiphase.ops`.
             return_map: also return the attention map.
+            function_arguments: of the attention function that `backend` names; None for an op.
 
         Returns:
             [B, T, D], and the map that is applied to V, [B, h, T, Tk], or None.
@@ -178,6 +181,7 @@ class Block(GradientCheckpointingLayer):
             cache=cache,
             backend=backend,
             return_maps=return_map,
+            function_arguments=function_arguments,
         )
         out, maps = out if return_map else (out, {})
         x = x + out

@@ -26,7 +26,7 @@ for _name in BACKENDS:  # boolean masks, or None where the causal flag is enough
 class OpsMask(NamedTuple):
     """A mask as the layers take it."""
 
-    mask: Tensor | None  # [B, 1, Tq | 1, Tk], True: attend
+    mask: Any  # [B, 1, Tq | 1, Tk], True: attend; or as an attention function takes it; or None
     causal: bool  # aligned to the last key
     documents: Tensor | None = None  # [B | 1, Tk], the document id of every key
 
@@ -88,6 +88,47 @@ def _ops_mask(
         config=config, inputs_embeds=x, attention_mask=attention_mask, past_key_values=cache
     )
     return OpsMask(mask, causal=mask is None)
+
+
+def function_masks(
+    config: AntiphaseConfig,
+    kinds: Iterable[str],
+    x: Tensor,
+    attention_mask: Any,
+    cache: Cache | None,
+    documents: Tensor | None,
+) -> dict[str, OpsMask]:
+    """Return the masks of the configured attention function, by type of layer.
+
+    transformers makes them in the form that the function takes. It makes none for functions that
+    it has no form for: these, such as a server's, know by themselves what is visible.
+
+    Args:
+        config: of the model; `_attn_implementation` names the function.
+        kinds: types of layers that the model has.
+        x: [B, Tq, D], the embedded tokens.
+        attention_mask: as for `ops_masks`.
+        cache: the KV cache, before x is appended; None without one.
+        documents: of packed sequences, see `packed_documents`.
+    """
+    masks = {}
+    for kind in kinds:
+        create = create_sliding_window_causal_mask if kind == SLIDING else create_causal_mask
+        given = attention_mask.get(kind) if isinstance(attention_mask, dict) else attention_mask
+        mask = create(
+            config=config,
+            inputs_embeds=x,
+            attention_mask=given,
+            past_key_values=cache,
+            and_mask_function=None if documents is None else _same_document(documents, len(x)),
+        )
+        masks[kind] = OpsMask(mask, causal=True)
+    return masks
+
+
+def _same_document(documents: Tensor, B: int) -> Any:
+    documents = documents.expand(B, -1)
+    return lambda b, h, q, k: documents[b, q] == documents[b, k]
 
 
 def without_full_padding_mask(attention_mask: Any) -> Any:

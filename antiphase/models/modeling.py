@@ -6,8 +6,10 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -20,12 +22,23 @@ from antiphase.models.initialisation import scaled_start
 from antiphase.models.layers import Block, RotaryPositions, norm_of, sinusoidal
 from antiphase.models.masks import (
     BACKENDS,
+    function_masks,
     ops_masks,
     packed_documents,
     without_full_padding_mask,
 )
 from antiphase.models.model_card import MODEL_TAGS, write_card
+from antiphase.models.serving import served_heads
 from antiphase.ops.documents import document_ranges
+
+# What only the ops have. "sdpa" names an attention function of transformers as well.
+ONLY_OPS = tuple(name for name in BACKENDS if name != "sdpa")
+
+
+def is_computed_by_functions(config: AntiphaseConfig) -> bool:
+    """Tell whether one call of standard attention computes the mechanism of a configuration."""
+    with torch.device("meta"):
+        return config.attention_layer().function_head_counts is not None
 
 
 class AntiphasePreTrainedModel(PreTrainedModel):
@@ -37,6 +50,10 @@ class AntiphasePreTrainedModel(PreTrainedModel):
     _no_split_modules = ["Block"]  # noqa: RUF012
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _can_compile_fullgraph = True
+    # By the attention functions of transformers; `get_correct_attn_implementation` raises for
+    # mechanisms that one call of them does not compute.
+    _supports_sdpa = _supports_flash_attn = _supports_flex_attn = True
+    _supports_attention_backend = True
     # What `output_hidden_states` and `output_attentions` collect: a block's two results.
     _can_record_outputs = {  # noqa: RUF012
         "hidden_states": OutputRecorder(Block, index=0),
@@ -47,21 +64,32 @@ class AntiphasePreTrainedModel(PreTrainedModel):
     def get_correct_attn_implementation(
         self, requested_attention: str | None, is_init_check: bool = False
     ) -> str:
-        """Return the backend of the ops for transformers' `attn_implementation`.
+        """Return the backend of the ops, or the attention function, for `attn_implementation`.
 
         Args:
-            requested_attention: a backend's name; None for "auto", "eager" for "reference".
-            is_init_check: not used; part of transformers' interface.
+            requested_attention: a backend's name; None for "auto", "eager" for "reference". Or the
+                name of an attention function that is registered with transformers.
+            is_init_check: whether the model is being constructed, for transformers' checks.
 
         Raises:
-            ValueError: there is no such backend.
+            ValueError: there is no such backend or function, or the function does not compute the
+                mechanism.
         """
         name = {None: "auto", "eager": "reference"}.get(requested_attention, requested_attention)
-        if name not in BACKENDS:
+        if name in BACKENDS:
+            return str(name)
+        functions = ALL_ATTENTION_FUNCTIONS.valid_keys()
+        if name not in functions:
             raise ValueError(
-                f"attn_implementation: got {name!r}, allowed are {', '.join(BACKENDS)}"
+                f"attn_implementation: got {name!r}, allowed are {', '.join(BACKENDS)}, and the "
+                f"attention functions of transformers: {', '.join(functions)}"
             )
-        return str(name)
+        if not is_computed_by_functions(self.config):
+            raise ValueError(
+                f"attn_implementation: got {name!r}, but {self.config.attention} is not computed "
+                f"by one call of standard attention; allowed are {', '.join(BACKENDS)}"
+            )
+        return str(super().get_correct_attn_implementation(name, is_init_check))
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)  # N(0, initializer_range), zero biases, norms of ones
@@ -106,6 +134,14 @@ class AntiphasePreTrainedModel(PreTrainedModel):
         return super()._upload_modified_files(working_dir, *args, **kwargs)
 
 
+def _takes_documents(function: str, arguments: dict[str, Any]) -> bool:
+    """Tell whether the mask of an attention function contains the documents of packed sequences.
+
+    A server's function has no mask, and continuous batching (with its `cache`) makes its own.
+    """
+    return function in ALL_MASK_ATTENTION_FUNCTIONS._global_mapping and "cache" not in arguments
+
+
 class AntiphaseModel(AntiphasePreTrainedModel):
     """The stack of blocks: tokens to hidden states.
 
@@ -124,6 +160,8 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         self.norm = norm_of(config)
         if config.position == "rope":
             self.rotary = RotaryPositions(config, self.attention_layers[0].rotary_widths)
+        self.mechanism = mechanism(config.attention)
+        self.computed_by_functions = is_computed_by_functions(config)
         self.gradient_checkpointing = False
         # transformers casts weights while it loads them, past `Float32Parameters._apply`.
         self._keep_in_fp32_modules_strict = {
@@ -174,8 +212,13 @@ class AntiphaseModel(AntiphasePreTrainedModel):
                 past_key_values = with_room(past_key_values)
         self._check_cache(past_key_values)
         attention_mask = without_full_padding_mask(attention_mask)
-        documents = packed_documents(x, attention_mask, position_ids, past_key_values, kwargs)
-        masks = ops_masks(
+        return_map = bool(kwargs.get("output_attentions", config.output_attentions))
+        backend = config._attn_implementation
+        by_function = self._calls_function(backend, return_map)
+        documents = None
+        if not by_function or _takes_documents(backend, kwargs):
+            documents = packed_documents(x, attention_mask, position_ids, past_key_values, kwargs)
+        masks = (function_masks if by_function else ops_masks)(
             config, set(self.layer_types), x, attention_mask, past_key_values, documents
         )
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
@@ -188,8 +231,7 @@ class AntiphaseModel(AntiphasePreTrainedModel):
             rotary = self.rotary(x, position_ids)
         elif config.position == "sinusoidal":
             x = x + sinusoidal(position_ids, config.hidden_size, x.dtype)
-        return_map = bool(kwargs.get("output_attentions", config.output_attentions))
-        backend = config._attn_implementation
+        function_arguments = {**kwargs, "position_ids": position_ids} if by_function else None
         static = past_key_values is not None and past_key_values.is_compileable
         eager = not static and not torch.compiler.is_compiling()
         decodes = eager and past > 0 and not torch.is_grad_enabled()
@@ -201,18 +243,31 @@ class AntiphaseModel(AntiphasePreTrainedModel):
                 # The causal flag alone masks the prefill of a static cache.
                 prefill = static and mask.mask is None
                 cache = LayerCache(past_key_values, i, static_prefill=prefill, decodes=decodes)
-            x, _ = block(
+            out = block(
                 x,
                 mask=mask,
                 rotary=rotary,
                 cache=cache,
-                backend=backend,
+                backend=backend if by_function or backend in BACKENDS else "auto",
                 return_map=return_map,
+                function_arguments=function_arguments,
             )
+            # A server replaces the blocks that another process computes by ones that return x.
+            x = out[0] if isinstance(out, tuple) else out
         return BaseModelOutputWithPast(
             last_hidden_state=self.norm(x),
             past_key_values=past_key_values if use_cache else None,
         )
+
+    def _calls_function(self, backend: str, return_map: bool) -> bool:
+        """Tell whether the layers call an attention function of transformers instead of an op.
+
+        Maps come from the ops, and so do soft-capped scores and dropout under the name "sdpa".
+        """
+        if backend in ONLY_OPS or not self.computed_by_functions or return_map:
+            return False
+        dropout = self.config.attention_dropout if self.training else 0.0
+        return backend != "sdpa" or not (self.config.attn_logit_softcapping or dropout)
 
     @property
     def attention_layers(self) -> list[Attention]:
@@ -220,11 +275,10 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         return [block.self_attn for block in self.layers]  # type: ignore[misc]
 
     def _check_cache(self, cache: Cache | None) -> None:
-        layer = self.attention_layers[0]
-        if cache is not None and cache.is_compileable and not layer.static_cache:
+        if cache is not None and cache.is_compileable and not self.mechanism.static_cache:
             raise ValueError(
-                f"past_key_values: {layer.name} does not work with a static cache; use a dynamic "
-                "one (cache_implementation='dynamic')"
+                f"past_key_values: {self.mechanism.name} does not work with a static cache; use a "
+                "dynamic one (cache_implementation='dynamic')"
             )
 
 
@@ -236,6 +290,8 @@ class AntiphaseForCausalLM(AntiphasePreTrainedModel, GenerationMixin):
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
+    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # noqa: RUF012
 
     def __init__(self, config: AntiphaseConfig) -> None:
         super().__init__(config)
@@ -253,6 +309,31 @@ class AntiphaseForCausalLM(AntiphasePreTrainedModel, GenerationMixin):
         cache = model_kwargs.get("past_key_values")
         if given is None and isinstance(cache, DynamicCache) and not cache.offloading:
             with_room(cache)
+
+    def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate by transformers' continuous batching, whose arguments these are.
+
+        It needs an attention function that knows its paged cache. A model on one of the ops uses
+        "sdpa" for the time of the call.
+
+        Raises:
+            ValueError: the mechanism does not have the heads that the paged cache is made for.
+        """
+        config = self.config
+        _, kv_heads, width = served_heads(config)
+        if (kv_heads, width) != (config.num_key_value_heads, config.head_dim):
+            raise ValueError(
+                f"generate_batch: {config.attention} has {kv_heads} key/value heads of width "
+                f"{width} in one call of standard attention, but the paged cache is made for "
+                f"{config.num_key_value_heads} of width {config.head_dim}; use generate"
+            )
+        before = config._attn_implementation
+        if before in ONLY_OPS:
+            self.set_attn_implementation("sdpa")
+        try:
+            return super().generate_batch(*args, **kwargs)
+        finally:
+            self.set_attn_implementation(before)
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
