@@ -29,7 +29,14 @@ def test_public_names_resolve():
         _ = antiphase.nonsense
 
 
-SHARED = ["cache_folder", "cpu", "isolated_process", "lazy_imports", "options"]  # import no room
+SHARED = [  # import no room
+    "auto_classes",
+    "cache_folder",
+    "cpu",
+    "isolated_process",
+    "lazy_imports",
+    "options",
+]
 ROOMS = [
     "ops",
     "attention",

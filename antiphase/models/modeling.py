@@ -1,4 +1,4 @@
-"""Antiphase models for Hugging Face: base model, causal language model, sequence classifier."""
+"""Antiphase models for Hugging Face: base model, causal language model, task heads."""
 
 from typing import Any
 
@@ -6,7 +6,11 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
-from transformers.modeling_layers import GenericForSequenceClassification
+from transformers.modeling_layers import (
+    GenericForQuestionAnswering,
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
@@ -100,6 +104,14 @@ class AntiphasePreTrainedModel(PreTrainedModel):
         if kwargs.get("is_main_process", True):
             write_card(self, save_directory)
         return result
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """Do nothing: `AntiphaseConfig.save_pretrained` writes the code and `auto_map`.
+
+        Loading with `trust_remote_code=True` calls this. transformers' own method would make
+        `save_pretrained` copy `modeling.py` alone.
+        """
 
     def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
         write_card(self, working_dir)  # in place of the generic one that `push_to_hub` has written
@@ -319,3 +331,13 @@ class AntiphaseForSequenceClassification(
 
     Padding behind the last token is found by `pad_token_id`.
     """
+
+
+class AntiphaseForTokenClassification(GenericForTokenClassification, AntiphasePreTrainedModel):
+    """A classifier of tokens: the stack of blocks and a head on every token."""
+
+
+class AntiphaseForQuestionAnswering(GenericForQuestionAnswering, AntiphasePreTrainedModel):
+    """Extractive question answering: for every token, whether the answer starts or ends there."""
+
+    base_model_prefix = "transformer"
