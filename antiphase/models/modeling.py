@@ -24,6 +24,7 @@ from antiphase.models.initialisation import scaled_start
 from antiphase.models.layers import Block, RotaryPositions, norm_of, sinusoidal
 from antiphase.models.masks import (
     BACKENDS,
+    EAGER,
     ops_masks,
     packed_documents,
     without_full_padding_mask,
@@ -41,6 +42,7 @@ class AntiphasePreTrainedModel(PreTrainedModel):
     _no_split_modules = ["Block"]  # noqa: RUF012
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _can_compile_fullgraph = True
+    _supports_sdpa = True
     # What `output_hidden_states` and `output_attentions` collect: a block's two results.
     _can_record_outputs = {  # noqa: RUF012
         "hidden_states": OutputRecorder(Block, index=0),
@@ -51,21 +53,23 @@ class AntiphasePreTrainedModel(PreTrainedModel):
     def get_correct_attn_implementation(
         self, requested_attention: str | None, is_init_check: bool = False
     ) -> str:
-        """Return the backend of the ops for transformers' `attn_implementation`.
+        """Return the `attn_implementation` of the configuration.
 
         Args:
-            requested_attention: a backend's name; None for "auto", "eager" for "reference".
+            requested_attention: a backend of the ops, or "eager", transformers' name for
+                "reference"; None for "auto".
             is_init_check: not used; part of transformers' interface.
 
         Raises:
             ValueError: there is no such backend.
         """
-        name = {None: "auto", "eager": "reference"}.get(requested_attention, requested_attention)
-        if name not in BACKENDS:
+        name = "auto" if requested_attention is None else requested_attention
+        if name not in (EAGER, *BACKENDS):
             raise ValueError(
-                f"attn_implementation: got {name!r}, allowed are {', '.join(BACKENDS)}"
+                f'Specified `attn_implementation="{name}"` is not supported: allowed are '
+                f"{', '.join((*BACKENDS, EAGER))}"
             )
-        return str(name)
+        return name
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)  # N(0, initializer_range), zero biases, norms of ones
@@ -139,9 +143,9 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         self.gradient_checkpointing = False
         # transformers casts weights while it loads them, past `Float32Parameters._apply`.
         self._keep_in_fp32_modules_strict = {
-            f"self_attn.{name}."
+            f"self_attn.{name}"
             for name, part in self.attention_layers[0].named_modules()
-            if isinstance(part, Float32Parameters)
+            if isinstance(part, Float32Parameters) and part.state_dict()
         }
         self.post_init()
 
@@ -201,7 +205,9 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         elif config.position == "sinusoidal":
             x = x + sinusoidal(position_ids, config.hidden_size, x.dtype)
         return_map = bool(kwargs.get("output_attentions", config.output_attentions))
-        backend = config._attn_implementation
+        backend = (
+            "reference" if config._attn_implementation == EAGER else config._attn_implementation
+        )
         static = past_key_values is not None and past_key_values.is_compileable
         eager = not static and not torch.compiler.is_compiling()
         decodes = eager and past > 0 and not torch.is_grad_enabled()
@@ -340,4 +346,4 @@ class AntiphaseForTokenClassification(GenericForTokenClassification, AntiphasePr
 class AntiphaseForQuestionAnswering(GenericForQuestionAnswering, AntiphasePreTrainedModel):
     """Extractive question answering: for every token, whether the answer starts or ends there."""
 
-    base_model_prefix = "transformer"
+    base_model_prefix = "model"  # so that the body of a language model is loaded

@@ -79,7 +79,7 @@ def linear_attention(
         within = (fq @ fk.mT).tril()  # the chunk's own keys
         fq, S, within, v = (t.flatten(0, 2) for t in (fq, S, within, v))
         out = torch.baddbmm(fq @ S, within, v)
-        out = out.view(len(state), H, z.shape[2], out.shape[-1])[:, :, :T]
+        out = out.view(state.shape[0], H, z.shape[2], out.shape[-1])[:, :, :T]
         return out.to(out_dtype), after
 
 
@@ -217,10 +217,12 @@ def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
 
 def _chunks(t: Tensor, fill: float = 0.0) -> Tensor:
     """Return [B, H, T, w] as [B, H, chunks, CHUNK, w], padded at the end."""
-    padding = -t.shape[2] % CHUNK
-    if padding:
+    T = t.shape[2]
+    chunks = (T + CHUNK - 1) // CHUNK
+    padding = chunks * CHUNK - T
+    if torch.compiler.is_compiling() or padding:  # a symbolic length may be any
         t = F.pad(t, (0, 0, 0, padding), value=fill)
-    return t.reshape(*t.shape[:2], t.shape[2] // CHUNK, CHUNK, t.shape[-1])
+    return t.reshape(*t.shape[:2], chunks, CHUNK, t.shape[-1])
 
 
 def _softmax(log_w: Tensor) -> tuple[Tensor, Tensor]:

@@ -130,7 +130,7 @@ def test_token_classification_and_question_answering(tmp_path):
 def test_heads_take_the_body_of_a_language_model(tmp_path):
     net, ids = model("diff_v2"), token_ids()
     net.save_pretrained(tmp_path)
-    body = AutoModelForQuestionAnswering.from_pretrained(tmp_path).transformer
+    body = AutoModelForQuestionAnswering.from_pretrained(tmp_path).model
     assert torch.equal(body(ids).last_hidden_state, net.model(ids).last_hidden_state)
     body.save_pretrained(tmp_path / "body")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "body")
