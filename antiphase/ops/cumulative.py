@@ -19,6 +19,7 @@ from antiphase.ops.arguments import (
     statistics_dtype,
     without_autocast,
 )
+from antiphase.ops.fused_cpu.eager import is_exporting
 
 CHUNK = 32
 LOG_ZERO = -1e30  # stands for log 0; finite, so that gradients are
@@ -216,13 +217,17 @@ def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
 
 
 def _chunks(t: Tensor, fill: float = 0.0) -> Tensor:
-    """Return [B, H, T, w] as [B, H, chunks, CHUNK, w], padded at the end."""
-    T = t.shape[2]
-    chunks = (T + CHUNK - 1) // CHUNK
-    padding = chunks * CHUNK - T
-    if torch.compiler.is_compiling() or padding:  # a symbolic length may be any
+    """Return [B, H, T, w] as [B, H, chunks, CHUNK, w], padded at the end.
+
+    A program that is recorded has one chunk of length T: the number of chunks of another length
+    would be a constant in it.
+    """
+    if is_exporting():
+        return t[:, :, None]
+    padding = -t.shape[2] % CHUNK
+    if padding:
         t = F.pad(t, (0, 0, 0, padding), value=fill)
-    return t.reshape(*t.shape[:2], chunks, CHUNK, t.shape[-1])
+    return t.reshape(*t.shape[:2], t.shape[2] // CHUNK, CHUNK, t.shape[-1])
 
 
 def _softmax(log_w: Tensor) -> tuple[Tensor, Tensor]:
@@ -260,8 +265,8 @@ def _document_chunks(starts: Tensor) -> tuple[Tensor, Tensor]:
         The number of each key's document [B, chunks, CHUNK], and those of the documents in which
         the state and then each chunk end [B, 1 + chunks].
     """
-    ids = _chunks(starts[:, None, :, None].long())[:, 0, ..., 0].flatten(1).cumsum(1)
-    ids = ids.unflatten(1, (-1, CHUNK))
+    ids = _chunks(starts[:, None, :, None].long())[:, 0, ..., 0]  # [B, chunks, CHUNK]
+    ids = ids.flatten(1).cumsum(1).view_as(ids)
     return ids, F.pad(ids[..., -1], (1, 0))
 
 
