@@ -74,7 +74,7 @@ class TimmLayer(nn.Module):
         for part in self.layer.modules():
             wanted = proj_bias if part is self.layer.o_proj else qkv_bias
             if isinstance(part, nn.Linear) and not wanted:
-                part.bias = None
+                part.register_parameter("bias", None)
         self.proj_drop = nn.Dropout(proj_drop)
         self.to(device=device, dtype=dtype)
 

@@ -16,6 +16,7 @@ from transformers.masking_utils import (
 
 from antiphase.models.config import SLIDING, AntiphaseConfig
 from antiphase.ops import documents_from_cu_seqlens, documents_from_position_ids
+from antiphase.ops.fused_cpu.eager import is_tracing
 
 _ATTRIBUTE = "antiphase_documents"  # of a cache that holds packed sequences
 BACKENDS = ("auto", "reference", "sdpa", "fused_cpu")
@@ -108,7 +109,7 @@ def without_full_padding_mask(attention_mask: Any) -> Any:
 
 def _is_recorded() -> bool:
     """Tell whether a graph is recorded: values of tensors then decide nothing."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return torch.compiler.is_compiling() or is_tracing()
 
 
 def _padding(attention_mask: Tensor, x: Tensor) -> Tensor:

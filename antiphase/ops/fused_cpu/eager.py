@@ -11,9 +11,7 @@ from torch.nn import Parameter
 
 def is_eager(*tensors: object) -> bool:
     """Tell whether these are plain tensors, and nothing traces, counts or transforms the call."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        return False
-    if torch.jit.is_tracing():
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or is_tracing():
         return False
     return all(map(_is_plain, tensors)) and not transforms_active()
 
@@ -34,7 +32,12 @@ def is_exporting() -> bool:
 
     The program has to run where this package is not: it gets PyTorch's own operators.
     """
-    return torch.compiler.is_exporting() or torch.jit.is_tracing()
+    return torch.compiler.is_exporting() or is_tracing()
+
+
+def is_tracing() -> bool:
+    """Tell whether `torch.jit.trace` records."""
+    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
 
 
 def needs_plain_operators() -> bool:
