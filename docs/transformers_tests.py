@@ -1,6 +1,6 @@
 """Run transformers' own model tests on our models, by mechanism.
 
-    pip download --no-deps --no-binary :all: transformers==VERSION      # the installed one; unpack it
+    pip download --no-deps --no-binary :all: transformers==VERSION    # installed; unpack it
     pip install parameterized
     python docs/transformers_tests.py path/to/transformers-VERSION diff_v1 diff_v2
 
@@ -65,6 +65,8 @@ else:
         getattr(modeling_auto, table)["antiphase"] = name
 
     class Tester:
+        """Makes configurations and inputs."""
+
         batch_size, seq_length, is_training, num_labels, num_choices = 13, 7, True, 3, 4
         vocab_size, hidden_size, num_hidden_layers, type_sequence_label_size = 99, 32, 2, 2
 
@@ -93,6 +95,8 @@ else:
             return self.get_config(), {"input_ids": ids, "attention_mask": mask}
 
     class AntiphaseTest(ModelTesterMixin, GenerationTesterMixin, unittest.TestCase):
+        """All tests of the mixin."""
+
         all_model_classes = tuple(getattr(antiphase.models, name) for name in HEADS)
 
         def setUp(self):
