@@ -272,7 +272,8 @@ class Attention(nn.Module, ABC):
             cache: of this layer; new keys and values are appended to it. Where it keeps only the
                 last keys, so it does with `mask` and `documents`.
             backend: of `antiphase.ops`: "auto", "reference", "sdpa" or "fused_cpu".
-            return_maps: return (output, maps) with the maps of `maps`.
+            return_maps: return (output, maps) with the maps of `maps`. With gradients enabled, the
+                output is computed from `difference`, so that the map gets one.
             function_arguments: call the attention function that is registered with transformers
                 under the name `backend`, with these keyword arguments and `mask` as it takes it;
                 None for an op. Only without a context and without `return_maps`.
@@ -310,11 +311,17 @@ class Attention(nn.Module, ABC):
             mask, documents = (None if t is None else t[..., -Tk:] for t in (mask, documents))
         masking = self.masking(
             causal=causal,
-            mask=None if mask is None else _four_dimensions(mask, len(x), Tk),
+            mask=None if mask is None else _four_dimensions(mask, x.shape[0], Tk),
             documents=None if documents is None else documents.reshape(-1, documents.shape[-1]),
         )
-        out = self.output(self.attend(heads, masking, backend), heads)
-        return (out, self.maps(heads, masking)) if return_maps else out
+        maps = self.maps(heads, masking) if return_maps else {}
+        in_graph = return_maps and torch.is_grad_enabled()
+        if not in_graph or (self.running_state and cache is not None):  # stores the state
+            o = self.attend(heads, masking, backend)
+        if in_graph:
+            o = masking.apply(maps["difference"], heads.v)
+        out = self.output(o, heads)
+        return (out, maps) if return_maps else out
 
     def _check_call(
         self,

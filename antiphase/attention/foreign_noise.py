@@ -107,7 +107,7 @@ class ForeignNoise(Attention):
         x, context, d = inputs.x, inputs.context, self.head_dim
         noise_x, noise_context = x, context
         if self.mixes_sequences:
-            self._check_batch(len(x))
+            self._check_batch(x.shape[0])
             noise_x, noise_context = x.detach(), context.detach()
         q = split_heads(rope(self.q_proj(x), d, inputs.rotary), d)  # [B, h, Tq, d]
         q2 = split_heads(rope(self.noise_q_proj(noise_x), d, inputs.rotary), d)

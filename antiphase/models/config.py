@@ -2,7 +2,9 @@
 
 import inspect
 import math
+import shutil
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +26,19 @@ MATCHES = ("parameters", "none")
 INITIALISATIONS = ("scaled", "published")
 FULL, SLIDING = "full_attention", "sliding_attention"  # transformers' names of layer types
 HYBRID = "hybrid"  # and of a layer with keys, values and a running state
+# What a saved model's config.json names for `trust_remote_code=True`: `saved_code.py` as a file.
+_CODE = "modeling_antiphase"
+AUTO_MAP = {
+    auto: f"{_CODE}.{auto.replace('Auto', 'Antiphase').replace('ModelFor', 'For')}"
+    for auto in (
+        "AutoConfig",
+        "AutoModel",
+        "AutoModelForCausalLM",
+        "AutoModelForQuestionAnswering",
+        "AutoModelForSequenceClassification",
+        "AutoModelForTokenClassification",
+    )
+}
 _SIZES = (
     "vocab_size",
     "hidden_size",
@@ -221,6 +236,19 @@ class AntiphaseConfig(PreTrainedConfig):
     def from_json_file(cls, json_file: Any) -> Any:
         """Return the configuration of a config.json; unknown fields as in `from_dict`."""
         return cls.from_dict(cls._dict_from_json_file(json_file))
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Save config.json, and the file that loads the model with `trust_remote_code=True`."""
+        folder = Path(save_directory)
+        if not folder.is_file():  # transformers raises for it
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(Path(__file__).with_name("saved_code.py"), folder / f"{_CODE}.py")
+        self.auto_map = dict(AUTO_MAP)
+        super().save_pretrained(save_directory, *args, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
+        """Do nothing: `save_pretrained` writes the code and `auto_map` itself."""
 
     def attention_layer(self, layer: int = 0) -> Attention:
         """Return a new attention layer of this configuration.

@@ -1,4 +1,4 @@
-"""Antiphase models for Hugging Face: base model, causal language model, sequence classifier."""
+"""Antiphase models for Hugging Face: base model, causal language model, task heads."""
 
 from typing import Any
 
@@ -7,7 +7,11 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_layers import GenericForSequenceClassification
+from transformers.modeling_layers import (
+    GenericForQuestionAnswering,
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
@@ -22,6 +26,7 @@ from antiphase.models.initialisation import scaled_start
 from antiphase.models.layers import Block, RotaryPositions, norm_of, sinusoidal
 from antiphase.models.masks import (
     BACKENDS,
+    EAGER,
     function_masks,
     ops_masks,
     packed_documents,
@@ -64,25 +69,27 @@ class AntiphasePreTrainedModel(PreTrainedModel):
     def get_correct_attn_implementation(
         self, requested_attention: str | None, is_init_check: bool = False
     ) -> str:
-        """Return the backend of the ops, or the attention function, for `attn_implementation`.
+        """Return the `attn_implementation` of the configuration.
 
         Args:
-            requested_attention: a backend's name; None for "auto", "eager" for "reference". Or the
-                name of an attention function that is registered with transformers.
+            requested_attention: a backend of the ops, or "eager", transformers' name for
+                "reference"; None for "auto". Or the name of an attention function that is
+                registered with transformers.
             is_init_check: whether the model is being constructed, for transformers' checks.
 
         Raises:
             ValueError: there is no such backend or function, or the function does not compute the
                 mechanism.
         """
-        name = {None: "auto", "eager": "reference"}.get(requested_attention, requested_attention)
-        if name in BACKENDS:
-            return str(name)
+        name = "auto" if requested_attention is None else requested_attention
+        if name in (EAGER, *BACKENDS):
+            return name
         functions = ALL_ATTENTION_FUNCTIONS.valid_keys()
         if name not in functions:
             raise ValueError(
-                f"attn_implementation: got {name!r}, allowed are {', '.join(BACKENDS)}, and the "
-                f"attention functions of transformers: {', '.join(functions)}"
+                f'Specified `attn_implementation="{name}"` is not supported: allowed are '
+                f"{', '.join((*BACKENDS, EAGER))}, and the attention functions of transformers: "
+                f"{', '.join(functions)}"
             )
         if not is_computed_by_functions(self.config):
             raise ValueError(
@@ -129,6 +136,14 @@ class AntiphasePreTrainedModel(PreTrainedModel):
             write_card(self, save_directory)
         return result
 
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """Do nothing: `AntiphaseConfig.save_pretrained` writes the code and `auto_map`.
+
+        Loading with `trust_remote_code=True` calls this. transformers' own method would make
+        `save_pretrained` copy `modeling.py` alone.
+        """
+
     def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
         write_card(self, working_dir)  # in place of the generic one that `push_to_hub` has written
         return super()._upload_modified_files(working_dir, *args, **kwargs)
@@ -165,9 +180,9 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         self.gradient_checkpointing = False
         # transformers casts weights while it loads them, past `Float32Parameters._apply`.
         self._keep_in_fp32_modules_strict = {
-            f"self_attn.{name}."
+            f"self_attn.{name}"
             for name, part in self.attention_layers[0].named_modules()
-            if isinstance(part, Float32Parameters)
+            if isinstance(part, Float32Parameters) and part.state_dict()
         }
         self.post_init()
 
@@ -213,7 +228,9 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         self._check_cache(past_key_values)
         attention_mask = without_full_padding_mask(attention_mask)
         return_map = bool(kwargs.get("output_attentions", config.output_attentions))
-        backend = config._attn_implementation
+        backend = (
+            "reference" if config._attn_implementation == EAGER else config._attn_implementation
+        )
         by_function = self._calls_function(backend, return_map)
         documents = None
         if not by_function or _takes_documents(backend, kwargs):
@@ -400,3 +417,13 @@ class AntiphaseForSequenceClassification(
 
     Padding behind the last token is found by `pad_token_id`.
     """
+
+
+class AntiphaseForTokenClassification(GenericForTokenClassification, AntiphasePreTrainedModel):
+    """A classifier of tokens: the stack of blocks and a head on every token."""
+
+
+class AntiphaseForQuestionAnswering(GenericForQuestionAnswering, AntiphasePreTrainedModel):
+    """Extractive question answering: for every token, whether the answer starts or ends there."""
+
+    base_model_prefix = "model"  # so that the body of a language model is loaded
