@@ -5,7 +5,8 @@
 
 Every arm is trained for a fifth of the budget at three learning rates on a seed of its own; the one
 with the lowest held-out loss is taken for three runs of the recipe `language-micro` (5M tokens).
-Runs are resumed, and finished ones are not repeated.
+The long runs are in bf16 (autocast; weights in fp32), for time; the short run with the chosen rate
+is repeated in bf16 to show what that changes. Runs are resumed, and finished ones are not repeated.
 """
 
 import argparse
@@ -26,12 +27,22 @@ ARMS = {  # mechanism and start
 Job = tuple[Recipe, Path]
 
 
-def recipe_of(arm: str, lr: float, seed: int) -> Recipe:
+def recipe_of(arm: str, lr: float, seed: int, **changes: object) -> Recipe:
     """Return the recipe of an arm."""
     attention, start = ARMS[arm]
     return load_recipe("language-micro").changed(
-        attention=attention, lr=lr, seed=seed, threads=1, model={"initialisation": start}
+        attention=attention,
+        lr=lr,
+        seed=seed,
+        threads=1,
+        model={"initialisation": start},
+        **changes,
     )
+
+
+def folder_of(out: Path, stage: str, name: str) -> Path:
+    """Return the folder of a run."""
+    return out / stage / name.replace(", ", "-")
 
 
 def perform(job: Job) -> str:
@@ -65,28 +76,37 @@ def main() -> None:
     out = parser.parse_args().out
     short = {
         (arm, lr): (
-            recipe_of(arm, lr, TUNING_SEED).changed(steps=SHORT_STEPS),
-            out / "tuning" / f"{arm}, lr {lr:g}".replace(", ", "-").replace(" ", "-"),
+            recipe_of(arm, lr, TUNING_SEED, steps=SHORT_STEPS),
+            folder_of(out, "tuning", f"{arm}-lr-{lr:g}"),
         )
         for arm in ARMS
         for lr in RATES
     }
     perform_all(list(short.values()))
     chosen = {arm: min(RATES, key=lambda lr: held_out_loss(short[arm, lr][1])) for arm in ARMS}
+    default_start = [arm for arm in ARMS if ARMS[arm][1] == "scaled"]
+    in_bf16 = {
+        arm: (
+            recipe_of(arm, chosen[arm], TUNING_SEED, steps=SHORT_STEPS, precision="bf16"),
+            folder_of(out, "bf16", arm),
+        )
+        for arm in default_start
+    }
+    perform_all(list(in_bf16.values()))
     print(f"{'held-out loss after the short runs':36}" + "".join(f"{lr:>10g}" for lr in RATES))
     for arm in ARMS:
         losses = "".join(f"{held_out_loss(short[arm, lr][1]):10.4f}" for lr in RATES)
-        print(f"{arm:36}{losses}  chosen: {chosen[arm]:g}")
+        check = f", in bf16 {held_out_loss(in_bf16[arm][1]):.4f}" if arm in in_bf16 else ""
+        print(f"{arm:36}{losses}  chosen: {chosen[arm]:g}{check}")
     perform_all(
         [
             (
-                recipe_of(arm, chosen[arm], seed),
-                out / "final" / f"{arm}-{seed}".replace(", ", "-"),
+                recipe_of(arm, chosen[arm], seed, precision="bf16"),
+                folder_of(out, "final", f"{arm}-{seed}"),
             )
-            for start in ("scaled", "published")
+            for arms in (default_start, [arm for arm in ARMS if arm not in default_start])
             for seed in SEEDS
-            for arm in ARMS
-            if ARMS[arm][1] == start
+            for arm in arms
         ]
     )
 

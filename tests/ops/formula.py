@@ -91,11 +91,11 @@ def _softmax(call: Call, q: Tensor, k: Tensor, scale: float | None, sink: Tensor
     H = call.sizes[1]
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     scores = (_heads(q, H) * scale) @ _heads(_heads(k, q.shape[1]), H).mT
+    size = scores.detach().abs()  # before the soft-cap, which keeps the roundoff of small ones
     slope: Tensor | float = 1.0
     if (cap := call.options["softcap"]) is not None:
         capped = torch.tanh(scores / cap)
         scores, slope = cap * capped, 1 + capped.detach() ** 2
-    size = scores.detach().abs()
     mask, visible = call.options["mask"], visible_keys(call)
     if mask is not None and mask.dtype != torch.bool:
         bias = mask.double().clamp(min=-1e300)

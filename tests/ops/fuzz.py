@@ -115,11 +115,12 @@ def _compare(call: Call, found: dict[str, Tensor], want: Expected) -> Failure | 
 def relative_error(result: Tensor, value: Tensor, magnitude: Tensor) -> Tensor:
     """Return the largest error of an element relative to its magnitude.
 
-    Small magnitudes count as 1 % of the largest: a weight of 1e-40 may be zero. What the dtype of
-    the result cannot hold, because it is between its smallest numbers, is no error.
+    Small magnitudes count as 1 % of the largest and at least as 1e-30: weights below the smallest
+    number of fp32, 1e-38, may be zero. What the dtype of the result cannot hold, because it is
+    between its smallest numbers, is no error.
     """
     info = torch.finfo(result.dtype)
-    least = magnitude.max() / 100 + torch.finfo(torch.float32).tiny
+    least = magnitude.max() / 100 + 1e-30
     error = (result.double() - value).abs() - info.tiny * info.eps / 2
     return (error.clamp(min=0) / magnitude.clamp(min=least)).max()
 
