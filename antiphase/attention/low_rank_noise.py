@@ -72,8 +72,9 @@ class LowRankNoise(Attention):
         k = split_heads(rope(self.k_proj(context), d, inputs.key_rotary), d)
         v = split_heads(self.v_proj(context), 2 * d)
         # No RoPE on the features: a rotation would make some negative, and A2 no attention map.
-        q2 = F.softplus(split_heads(self.noise_q_proj(x), r))  # [B, h, Tq, r]
-        k2 = F.softplus(split_heads(self.noise_k_proj(context), r))  # [B, h_kv, new, r]
+        # softplus before the heads are split: of transposed tensors, compiled gradients fail.
+        q2 = split_heads(F.softplus(self.noise_q_proj(x)), r)  # [B, h, Tq, r]
+        k2 = split_heads(F.softplus(self.noise_k_proj(context)), r)  # [B, h_kv, new, r]
         new = k.shape[2]
         k, v = extend_cache(inputs.cache, k, v)  # k2 is not cached: the running state replaces it
         return Heads(x, q, k, v, q2, k2, lam=self.lam(x, inputs.cache), new=new, cache=inputs.cache)

@@ -17,7 +17,7 @@ tags:
 A model with `{attention}` attention, created with Antiphase.
 
 ```python
-import antiphase  # pip install "antiphase @ git+https://github.com/OWNER/antiphase"
+import antiphase.models  # pip install "antiphase @ git+https://github.com/OWNER/antiphase"
 from transformers import {auto}
 
 model = {auto}.from_pretrained("path/to/this/model")
