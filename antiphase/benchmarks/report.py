@@ -220,8 +220,9 @@ def plot(cells: list[Cell], path: Path) -> None:
         axis.set_visible(False)
     for line in axes:
         line[0].set_ylabel("time / standard attention")
-    handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
+    by_name = {line.get_label(): line for axis in axes.flat for line in axis.get_lines()}
+    handles = [by_name[name] for name in names]
+    figure.legend(handles, names, loc="outside lower center", ncols=4, fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     plt.close(figure)

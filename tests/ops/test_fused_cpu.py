@@ -44,6 +44,24 @@ def test_threads_do_not_change_the_result(cxx, Tq: int):
     assert max(errors(results[1], [t.double() for t in results[0]])) < 2e-6
 
 
+@pytest.mark.parametrize("Tk", [64, 65, 192, 320])
+def test_values_read_in_place_and_packed_give_the_same(cxx, Tk: int):
+    """fp32 values with contiguous rows are not packed if the last tile of keys is complete."""
+    torch.manual_seed(0)
+    wide = torch.randn(2, 3, Tk, 80)
+    for q_heads in (3, 6):  # one and two query heads per value head
+        q1, q2 = torch.randn(2, 2, q_heads, 50, 16)
+        k1, k2 = torch.randn(2, 2, 3, Tk, 16)
+        strided, contiguous = wide[..., :48], wide[..., :48].contiguous()
+        packed, in_place = (
+            diff_attention(q1, k1, q2, k2, v, 0.5, causal=True, backend="fused_cpu")
+            for v in (strided, contiguous)
+        )
+        expected = diff_attention(q1, k1, q2, k2, strided, 0.5, causal=True, backend="reference")
+        assert torch.equal(packed, in_place)
+        torch.testing.assert_close(in_place, expected)
+
+
 @pytest.mark.parametrize("level", ["python", "c++"])
 @pytest.mark.parametrize("Tq", [1, 90])
 def test_nan_stays_in_its_row(level: str, Tq: int, request):

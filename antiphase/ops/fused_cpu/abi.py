@@ -222,7 +222,7 @@ def _block_rows(kernel: str, args: Arguments, backward: bool) -> int:
         rows = 64 if 64 * row_bytes <= l2_cache_bytes() // 2 else 128
     if backward:
         return rows
-    budget = max(6 << 20, B * H * Tq * dv * args.v.element_size() // 4)
+    budget = max(3 << 20, B * H * Tq * dv * args.v.element_size() // 10)
     affordable = budget // (row_bytes * torch.get_num_threads()) // 16 * 16
     return max(32, min(rows, affordable))
 

@@ -113,7 +113,8 @@ struct Decode {
     });
   }
 
-  // Products of keys from..to with every query row; keys that both maps share are read once.
+  // Products of keys from..to with every query row; keys that both maps share are read once. A
+  // key's two maps often lie side by side: they are prefetched in the order of memory.
   void compute_scores(Workspace& ws, float* scores, int64_t kv, const Keys& keys, int64_t from,
                       int64_t to) const {
     if (from >= to) return;
@@ -126,31 +127,27 @@ struct Decode {
                    queries(ws, map) + r * d, d);
     }
     scores += keys.column(from) - from;
-    if (args.shared_keys) return score_maps(ws, scores, kv, from, to, 0, 2);
-    for (int map = 0; map < sizes.maps; map++) score_maps(ws, scores, kv, from, to, map, map + 1);
+    const int key_maps = args.shared_keys ? 1 : sizes.maps;
+    for (int64_t j = from; j < to; j += kStep) {
+      const scalar_t* key[2][kStep];
+      for (int64_t i = 0; i < kStep; i++)
+        for (int map = 0; map < key_maps; map++) {
+          const Map& m = map_of[map];
+          key[map][i] = m.template keys<scalar_t>(b, h_kv, std::min(j + i, to - 1));
+          prefetch_row(key[map][i] + kPrefetchRows * m.k.row, m.d);
+        }
+      for (int map = 0; map < sizes.maps; map++)
+        for (int64_t r = 0; r < rows; r++) {
+          float s[kStep];
+          dot_products(key[std::min(map, key_maps - 1)],
+                       queries(ws, map) + r * map_of[map].d, map_of[map].d, s);
+          std::copy_n(s, std::min(kStep, to - j), score_row(scores, map, r) + j);
+        }
+    }
   }
 
   float* queries(const Workspace& ws, int map) const {
     return ws.q.get() + (map ? rows * args.d1 : 0);
-  }
-
-  void score_maps(Workspace& ws, float* scores, int64_t kv, int64_t from, int64_t to, int first,
-                  int last) const {
-    const Map& m = map_of[first];
-    for (int64_t j = from; j < to; j += kStep) {
-      const scalar_t* key[kStep];
-      for (int64_t i = 0; i < kStep; i++) {
-        key[i] = m.template keys<scalar_t>(kv / args.Hkv, kv % args.Hkv, std::min(j + i, to - 1));
-        prefetch_row(key[i] + kPrefetchRows * m.k.row, m.d);
-      }
-      for (int map = first; map < last; map++) {
-        for (int64_t r = 0; r < rows; r++) {
-          float s[kStep];
-          dot_products(key, queries(ws, map) + r * m.d, m.d, s);
-          std::copy_n(s, std::min(kStep, to - j), score_row(scores, map, r) + j);
-        }
-      }
-    }
   }
 
   // Prefetch a row; past the end this has no effect.
@@ -179,10 +176,10 @@ struct Decode {
         sums[k] = at::vec::fmadd(b, y1, at::vec::fmadd(a, y0, sums[k]));
       }
     }
-    for (int64_t k = 0; k < kStep; k++) {
-      to[k] = sum_lanes(sums[k]);
-      for (int64_t rest = i; rest < n; rest++) to[k] += static_cast<float>(x[k][rest]) * y[rest];
-    }
+    static_assert(kStep == 4);
+    sum_lanes_of_four(sums, to);
+    for (; i < n; i++)
+      for (int64_t k = 0; k < kStep; k++) to[k] += static_cast<float>(x[k][i]) * y[i];
   }
 
   // Turn the products of one row into its row of the combined map, stored over the signal map's.

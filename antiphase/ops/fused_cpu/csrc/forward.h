@@ -21,6 +21,7 @@ struct Forward {
   const Blocks blocks;
   const int64_t spans;  // at most, of a block
   int64_t heads = 0;    // key/value heads packed at a time
+  const bool values_in_place;  // V already has the layout of the right operand: not packed
   Buffer<operand_t> keys[2], values;
   Buffer<float> norms[2];  // the largest squared norm of a key, per tile
 
@@ -31,7 +32,9 @@ struct Forward {
         mask(args),
         dropout(args),
         blocks(args),
-        spans(most_spans(args, blocks, kTile)) {}
+        spans(most_spans(args, blocks, kTile)),
+        values_in_place(std::is_same_v<scalar_t, float> && args.v.row == args.dv &&
+                        args.Tk % kKeyAlign == 0) {}
 
   struct Workspace {
     Scores scores;
@@ -65,7 +68,8 @@ struct Forward {
   void run() {
     constexpr int64_t kItemsPerThread = 8;
     const int64_t total = args.B * args.Hkv, keys_padded = sizes.tiles * kTile;
-    const int64_t width = args.d1 + (sizes.packed_maps == 2 ? args.d2 : 0) + args.dv;
+    const int64_t width = args.d1 + (sizes.packed_maps == 2 ? args.d2 : 0) +
+                          (values_in_place ? 0 : args.dv);
     const int64_t bytes = keys_padded * width * static_cast<int64_t>(sizeof(operand_t));
     const int64_t busy_heads =
         kItemsPerThread * at::get_num_threads() / (sizes.group * blocks.most()) + 1;
@@ -74,7 +78,7 @@ struct Forward {
       norms[map].resize(heads * sizes.tiles);
       if (Gemm::kKeysTransposed) keys[map].resize(heads * keys_padded * map_of[map].d);
     }
-    values.resize(heads * keys_padded * args.dv);
+    if (!values_in_place) values.resize(heads * keys_padded * args.dv);
     for (int64_t kv0 = 0; kv0 < total; kv0 += heads) {
       const int64_t n = std::min(heads, total - kv0);
       parallel_items<Buffer<operand_t>>(
@@ -108,8 +112,16 @@ struct Forward {
         pack_keys<Gemm>(from, stride, tile.count, tile.padded, d, keys[map].get() + at * d,
                         scratch.get());
     }
-    pack_rows<Gemm>(at_row<scalar_t>(args.v, tile.b, tile.h, tile.first), args.v.row, tile.count,
-                    tile.padded, args.dv, values.get() + at * args.dv, scratch.get());
+    if (!values_in_place)
+      pack_rows<Gemm>(at_row<scalar_t>(args.v, tile.b, tile.h, tile.first), args.v.row, tile.count,
+                      tile.padded, args.dv, values.get() + at * args.dv, scratch.get());
+  }
+
+  // The values of a key/value head as the right operand of nn.
+  const operand_t* values_of(int64_t local, int64_t b, int64_t h) const {
+    if constexpr (std::is_same_v<scalar_t, operand_t>)
+      if (values_in_place) return at_row<scalar_t>(args.v, b, h / sizes.group, 0);
+    return values.get() + local * sizes.tiles * kTile * args.dv;
   }
 
   // Whether no row maximum is needed: norms bound the exponents of every row and key of a block.
@@ -245,7 +257,7 @@ struct Forward {
   void apply_to_values(Workspace& ws, int64_t local, const RowBlock& rows, int64_t b,
                        int64_t h) const {
     constexpr int64_t kWidth = kTilesPerProduct * kTile;
-    const operand_t* v = values.get() + local * sizes.tiles * kTile * args.dv;
+    const operand_t* v = values_of(local, b, h);
     for (size_t first = 0, last; first < ws.spans.size(); first = last) {
       const int64_t key = ws.spans[first].key(kTile);
       int64_t width = 0;

@@ -90,6 +90,24 @@ inline void add_lanes(float* to, const Vec& v) { (Vec::loadu(to) + v).store(to);
 inline float sum_lanes(const Vec& v) {
   return at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return x + y; }, v);
 }
+// to[k] = the sum of the lanes of v[k], for four vectors: fewer shuffles than four times one.
+ANTIPHASE_INLINE void sum_lanes_of_four(const Vec* v, float* to) {
+#if defined(CPU_CAPABILITY_AVX512)
+  const __m512 a = _mm512_add_ps(_mm512_shuffle_f32x4(v[0], v[1], 0x44),
+                                 _mm512_shuffle_f32x4(v[0], v[1], 0xee));
+  const __m512 b = _mm512_add_ps(_mm512_shuffle_f32x4(v[2], v[3], 0x44),
+                                 _mm512_shuffle_f32x4(v[2], v[3], 0xee));
+  __m512 sums = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  sums = _mm512_add_ps(sums, _mm512_permute_ps(sums, 0x4e));
+  sums = _mm512_add_ps(sums, _mm512_permute_ps(sums, 0xb1));  // four times each
+  _mm_storeu_ps(to, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, sums)));
+#elif defined(CPU_CAPABILITY_AVX2)
+  const __m256 sums = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
+  _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1)));
+#else
+  for (int k = 0; k < 4; k++) to[k] = sum_lanes(v[k]);
+#endif
+}
 inline float max_lanes(const Vec& v) {
   return at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return at::vec::maximum(x, y); }, v);
 }
