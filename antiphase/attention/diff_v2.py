@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
+from antiphase.attention.linear import apply_linear
 from antiphase.attention.masking import Masking
 from antiphase.attention.parts import two_softmax_maps
 from antiphase.ops import diff_attention, statistics_dtype
@@ -41,13 +42,13 @@ class DiffV2(Attention):
 
     def project(self, inputs: Inputs) -> Heads:
         x, context, d = inputs.x, inputs.context, self.head_dim
-        q = split_heads(rope(self.q_proj(x), d, inputs.rotary), d)  # [B, 2h, Tq, d]
-        k = split_heads(rope(self.k_proj(context), d, inputs.key_rotary), d)
-        v = split_heads(self.v_proj(context), d)
+        q = split_heads(rope(apply_linear(self.q_proj, x), d, inputs.rotary), d)  # [B, 2h, Tq, d]
+        k = split_heads(rope(apply_linear(self.k_proj, context), d, inputs.key_rotary), d)
+        v = split_heads(apply_linear(self.v_proj, context), d)
         k, v = extend_cache(inputs.cache, k, v)  # [B, h_kv, Tk, d]
         q1, q2 = q.unflatten(1, (-1, 2)).unbind(2)
         # The sigmoid in fp32: in bf16, lam would have steps of 1/256 around 0.5.
-        lam = self.lambda_proj(x)
+        lam = apply_linear(self.lambda_proj, x)
         lam = torch.sigmoid(lam.to(statistics_dtype(lam.dtype)))
         return Heads(x, q1, k, v, q2, k, lam=lam.mT[..., None])  # lam [B, h, Tq, 1]
 
@@ -55,7 +56,7 @@ class DiffV2(Attention):
         return diff_attention(*heads.diff_arguments, **masking.of_output, backend=backend)
 
     def output(self, o: Tensor, heads: Heads) -> Tensor:
-        return self.o_proj(merge_heads(o))
+        return apply_linear(self.o_proj, merge_heads(o))
 
     def maps(self, heads: Heads, masking: Masking) -> dict[str, Tensor]:
         return two_softmax_maps(heads, masking)

@@ -22,7 +22,7 @@ from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
 from antiphase.benchmarks import timing
 from antiphase.models import AntiphaseForCausalLM, preset
 from antiphase.models.accelerate import accelerate
-from antiphase.models.compiled_decoding import compiled_step, order_weights_for_decoding
+from antiphase.models.compiled_decoding import compiled_step
 
 BASELINE = "standard"
 MORE_HEADS = "standard, 1.5 x heads"
@@ -218,7 +218,7 @@ def compiled_decoding(
     """Return compiled greedy decoding of `new_tokens` after `ids` [B, T]; prefill is not timed.
 
     Args:
-        model: its weights are reordered.
+        model: a causal language model.
         ids: the prompt [B, T].
         new_tokens: number of tokens to decode.
         name: of the model.
@@ -229,7 +229,6 @@ def compiled_decoding(
     @torch.no_grad()
     def decode() -> None:
         if not state:  # in the warm-up round
-            order_weights_for_decoding(model)
             state["step"], cache = compiled_step(model.eval(), ids, new_tokens)
             state["cache"], state["prefilled"] = cache, copy.deepcopy(cache)
             seconds[name] = timing.time_once(lambda: state["step"](ids[:, :1])).wall

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer
 from transformers.utils.logging import disable_progress_bar
 
 from antiphase.cpu import guard_bf16
-from antiphase.models.compiled_decoding import compiled_generation, order_weights_for_decoding
+from antiphase.models.compiled_decoding import compiled_generation
 from antiphase.models.locate import locate_model
 
 
@@ -60,7 +60,6 @@ def generate_text(
     if temperature > 0:
         sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p}
     if compiled:
-        order_weights_for_decoding(net)
         sampling |= compiled_generation()
     torch.manual_seed(seed)
     out = net.generate(

@@ -10,6 +10,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from antiphase.attention.heads import Cache, Rotary
+from antiphase.attention.linear import apply_linear
 from antiphase.attention.parts import Float32Parameters
 from antiphase.models.config import AntiphaseConfig
 from antiphase.models.masks import OpsMask
@@ -51,7 +52,8 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, T, D]."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = apply_linear(self.gate_proj, x), apply_linear(self.up_proj, x)
+        return apply_linear(self.down_proj, F.silu(gate) * up)
 
 
 class ReLU(nn.Module):
@@ -69,7 +71,7 @@ class ReLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, T, D]."""
-        return self.down_proj(F.relu(self.up_proj(x)))
+        return apply_linear(self.down_proj, F.relu(apply_linear(self.up_proj, x)))
 
 
 def norm_of(config: AntiphaseConfig) -> nn.Module:

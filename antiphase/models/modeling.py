@@ -18,6 +18,7 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from antiphase.attention import Attention, mechanism
+from antiphase.attention.linear import apply_linear
 from antiphase.attention.parts import Float32Parameters
 from antiphase.models.cache import LayerCache, forget_constants
 from antiphase.models.config import AntiphaseConfig
@@ -394,7 +395,7 @@ class AntiphaseForCausalLM(AntiphasePreTrainedModel, GenerationMixin):
         )
         x = outputs.last_hidden_state
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(x[:, keep, :])
+        logits = apply_linear(self.lm_head, x[:, keep, :])
         loss = None
         if labels is not None:
             loss = self.loss_function(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers.cache_utils import StaticCache
 
-from antiphase.models.compiled_decoding import compiled_generation, order_weights_for_decoding
+from antiphase.models.compiled_decoding import compiled_generation
 from tests.models.tiny import model, token_ids
 
 SLOW = pytest.mark.slow
@@ -70,7 +70,6 @@ def test_compiled_generation_gives_the_same_tokens(name, compiler):
     net, ids = model(name), token_ids(2, 9)
     greedy = {"do_sample": False, "max_new_tokens": 6}
     want = net.generate(ids, **greedy)
-    order_weights_for_decoding(net)
     arguments = compiled_generation()
     arguments["compile_config"].backend = compiler
     assert torch.equal(net.generate(ids, **greedy, **arguments), want)

@@ -14,6 +14,7 @@ from antiphase.ops import reference
 from antiphase.ops.arguments import Arguments, statistics_dtype
 from antiphase.ops.fused_cpu import abi, blocks, native
 from antiphase.ops.fused_cpu.checks import check_gradient_sizes, check_sizes, check_transforms
+from antiphase.ops.fused_cpu.decode import decode
 from antiphase.ops.fused_cpu.eager import is_eager
 from antiphase.ops.fused_cpu.level import why_python
 
@@ -79,8 +80,25 @@ def _forward(
         *(causal, window, keep_first, dropout, softcap, scale1, scale2),
     )
     check_transforms()
+    results = _empty_results(q1, q2, v)
+    decoded = _decode(args) if q1.shape[0] else None
+    if decoded is not None:
+        return decoded, results[1]
     check_sizes(args)
-    return _run(args) if q1.shape[0] else _empty_results(q1, q2, v)
+    return _run(args) if q1.shape[0] else results
+
+
+def _decode(args: Arguments) -> Tensor | None:
+    """Return the output by the path with little overhead, None if it does not take the call.
+
+    There are no statistics then: of so few rows, the backward pass computes its own.
+    """
+    if args.sink is not None or args.documents is not None or args.seed is not None or args.softcap:
+        return None
+    return decode(
+        *(args.q1, args.k1, args.q2, args.k1 if args.k2 is None else args.k2, args.v, args.lam),
+        *(args.mask, args.causal, args.scale1, args.scale2, args.window or None, args.keep_first),
+    )
 
 
 def _empty_results(q1: Tensor, q2: Tensor | None, v: Tensor) -> tuple[Tensor, Tensor]:
