@@ -2,8 +2,8 @@
 # Make an environment with vLLM for CPUs and this package: docs/serving_environment.sh FOLDER [PIP OPTIONS]
 #
 # vLLM pins its own versions of torch and transformers, so it gets an environment of its own. torch's
-# CPU build comes from PyTorch's index: pass --extra-index-url https://download.pytorch.org/whl/cpu
-# unless pip is configured to find it.
+# CPU build comes from PyTorch's index: pass --extra-index-url with its address unless pip is
+# configured to find it.
 set -eu
 folder=$1
 shift
