@@ -202,6 +202,7 @@ def _compare_compiled(
     models: dict[str, Any], ids: Tensor, new_tokens: int, rounds: int, tick: Callable[[str], None]
 ) -> Comparison:
     """Compare decoding of `new_tokens` after `ids` [B, T], compiled and not."""
+    torch._dynamo.reset()  # PyTorch limits how often one function is compiled
     models = {name: models[name] for name in COMPILED}
     seconds: dict[str, float] = {}
     work = {name: decoding(model, ids, new_tokens) for name, model in models.items()}

@@ -18,9 +18,10 @@ def compiled_generation() -> dict[str, Any]:
     """Return the arguments of `generate` that compile its decoding, on any device.
 
     Each batch size and each cache length is compiled anew; `max_length` or `max_new_tokens` sets
-    the cache length.
+    the cache length. From `torch._dynamo.config.recompile_limit` of them on, decoding is no longer
+    compiled, but goes on.
     """
-    compiling = CompileConfig(fullgraph=True, dynamic=False, mode="default")
+    compiling = CompileConfig(fullgraph=False, dynamic=False, mode="default")
     compiling._compile_all_devices = True  # else transformers compiles on GPUs only
     return {"cache_implementation": "static", "compile_config": compiling}
 

@@ -73,3 +73,16 @@ def test_compiled_generation_gives_the_same_tokens(name, compiler):
     arguments = compiled_generation()
     arguments["compile_config"].backend = compiler
     assert torch.equal(net.generate(ids, **greedy, **arguments), want)
+
+
+@torch._dynamo.config.patch(recompile_limit=1)
+@torch.no_grad()
+def test_more_cache_lengths_than_pytorch_compiles():
+    """Beyond the limit, decoding is eager; it does not fail."""
+    net, ids = model("diff_v2"), token_ids(1, 9)
+    for new_tokens in (3, 5, 7):
+        arguments = compiled_generation()
+        arguments["compile_config"].backend = "aot_eager"
+        greedy = {"do_sample": False, "max_new_tokens": new_tokens}
+        want = net.generate(ids, **greedy)
+        assert torch.equal(net.generate(ids, **greedy, **arguments), want)
