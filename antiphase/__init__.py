@@ -5,6 +5,7 @@ Names are imported on first use, so that `import antiphase` does not load PyTorc
 
 from antiphase.attention.registry import CLASSES
 from antiphase.lazy_imports import lazy_names
+from antiphase.registrations import register
 
 __version__ = "0.1.0"
 
@@ -13,7 +14,9 @@ _PUBLIC = {  # every public name, by the module that defines it
     "models": [
         "AntiphaseConfig",
         "AntiphaseForCausalLM",
+        "AntiphaseForQuestionAnswering",
         "AntiphaseForSequenceClassification",
+        "AntiphaseForTokenClassification",
         "AntiphaseModel",
         "preset",
     ],
@@ -26,6 +29,7 @@ _PUBLIC = {  # every public name, by the module that defines it
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
 __all__ = ["__version__", *_MODULES]
 __getattr__ = lazy_names(__name__, _MODULES)
+register()
 
 
 def __dir__() -> list[str]:

@@ -6,7 +6,7 @@ large the operation is: what never switched on cannot have caused a change.
 
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch import Tensor
 from antiphase.analysis.capture import capture
 from antiphase.analysis.ground_truth import GroundTruth
 from antiphase.analysis.metrics.allocation import allocation
+from antiphase.evaluation.suite.registry import find_benchmarks
 from antiphase.pretrained.dex import DexOutput, operators
 from antiphase.tasks import Language
 from antiphase.tasks.word_needles import Question, WordNeedles
@@ -37,11 +38,15 @@ class BeforeAfterOptions:
     questions: int = 40  # needles in words
     question_length: int = 512  # tokens, at most
     needles: int = 8  # per question
+    benchmarks: list[str] = field(default_factory=list)  # of `antiphase evaluate --list`
+    benchmark_items: int = 50  # per benchmark
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value < 1:
+            if name != "benchmarks" and value < 1:
                 raise ValueError(f"{name}: got {value}, expected at least 1")
+        if self.benchmarks:
+            find_benchmarks(self.benchmarks)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import numpy as np
 
 from antiphase.analysis.before_after import SWITCHED_ON, ModelScores
 from antiphase.analysis.statistics import example_interval
+from antiphase.evaluation.report import table_rows
 
 ROWS = {
     "loss of held-out text, nats": "loss",
@@ -35,8 +36,10 @@ def change_rows(before: ModelScores, after: ModelScores) -> list[list[str]]:
 
 
 def result_rows(results: dict[str, Any]) -> list[list[str]]:
-    """Return the rows of one run, with the decoding speeds if they were measured."""
+    """Return the rows of one run, with benchmarks and decoding speeds if they were measured."""
     rows = change_rows(*before_and_after(results))
+    if "benchmarks" in results:
+        rows += [[f"{task}: {name}", *v] for task, name, *v, _ in table_rows(results["benchmarks"])]
     if "tokens_per_second" in results:
         rows.append(_speed_row(*results["tokens_per_second"]))
     return rows

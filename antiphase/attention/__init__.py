@@ -11,6 +11,8 @@ from antiphase.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from antiphase.attention.base import Attention as Attention
+    from antiphase.attention.for_diffusers import DiffusersProcessor as DiffusersProcessor
+    from antiphase.attention.for_timm import timm_layer as timm_layer
     from antiphase.attention.heads import Cache as Cache
     from antiphase.attention.heads import Heads as Heads
     from antiphase.attention.masking import Masking as Masking
@@ -19,8 +21,10 @@ _MODULES = {
     **{class_name: name for name, class_name in CLASSES.items()},
     "Attention": "base",
     "Cache": "heads",
+    "DiffusersProcessor": "for_diffusers",
     "Heads": "heads",
     "Masking": "masking",
+    "timm_layer": "for_timm",
 }
 __all__ = ["MECHANISMS", "mechanism", *_MODULES]
 __getattr__ = lazy_names(__name__, _MODULES)

@@ -6,6 +6,10 @@ A mechanism implements four steps:
     o = attend(heads)           [B, h, Tq, dv]: an op of `antiphase.ops`
     out = output(o, heads)      [B, Tq, D]: norm or gate where there is one, then W_O
     maps(heads)                 the attention maps that `attend` never materialises
+
+In a model, `attend` can be replaced by one call of an attention function that is registered with
+transformers (SDPA, flash attention, flex attention, a server's own): `function_heads` gives its
+queries, keys and values, `function_output` the output of each head.
 """
 
 import math
@@ -56,6 +60,9 @@ class Attention(nn.Module, ABC):
     Options: ClassVar[type] = NoOptions
     static_cache: ClassVar[bool] = True  # keys and values fit transformers' static cache
     running_state: ClassVar[bool] = False  # decoding keeps a state beside keys and values
+    tensor_parallel: ClassVar[dict[str, str]] = {}  # style of each projection, split by heads
+    is_causal: ClassVar[bool] = True  # read by transformers' attention functions, as is `config`
+    config: Any = None  # of the model that the layer is part of
     o_proj: nn.Linear
 
     def __init__(
@@ -92,6 +99,7 @@ class Attention(nn.Module, ABC):
             )
         self.options: Any = build(f"mechanism {self.name!r}", self.Options, options)
         self.build()
+        self.scaling = self.head_dim**-0.5
         if rope_theta is not None:
             self.check_rotary_widths("leave rope_theta out")
 
@@ -163,6 +171,43 @@ class Attention(nn.Module, ABC):
         return difference
 
     @property
+    def layer_idx(self) -> int:
+        """Return the layer's index, by transformers' name for it."""
+        return self.layer
+
+    @property
+    def function_head_counts(self) -> tuple[int, int] | None:
+        """Return the numbers of query and of key/value heads in `function_heads`.
+
+        All have the width `head_dim`. None: one call of standard attention cannot compute this
+        mechanism.
+        """
+        return None
+
+    @property
+    def num_key_value_groups(self) -> int:
+        """Return the number of query heads per key/value head, for an attention function."""
+        q_heads, kv_heads = self.function_head_counts or (1, 1)
+        return q_heads // kv_heads
+
+    def function_heads(self, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries [B, Hq, Tq, d], keys and values [B, Hkv, Tk, d] of standard attention.
+
+        Args:
+            heads: what `project` returned.
+        """
+        raise NotImplementedError(f"{self.name} is not computed by one call of standard attention")
+
+    def function_output(self, o: Tensor, heads: Heads) -> Tensor:
+        """Return the output of each head before its norm, [B, h, Tq, dv].
+
+        Args:
+            o: standard attention of `function_heads`, [B, Hq, Tq, d].
+            heads: what `project` returned.
+        """
+        raise NotImplementedError(f"{self.name} is not computed by one call of standard attention")
+
+    @property
     def mixes_sequences(self) -> bool:
         """Return whether a sequence's output depends on the other sequences of its batch."""
         return False
@@ -210,6 +255,7 @@ class Attention(nn.Module, ABC):
         cache: Cache | None = None,
         backend: str = "auto",
         return_maps: bool = False,
+        function_arguments: dict[str, Any] | None = None,
     ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """Return the layer's output, and with `return_maps` its attention maps.
 
@@ -226,7 +272,11 @@ class Attention(nn.Module, ABC):
             cache: of this layer; new keys and values are appended to it. Where it keeps only the
                 last keys, so it does with `mask` and `documents`.
             backend: of `antiphase.ops`: "auto", "reference", "sdpa" or "fused_cpu".
-            return_maps: return (output, maps) with the maps of `maps`.
+            return_maps: return (output, maps) with the maps of `maps`. With gradients enabled, the
+                output is computed from `difference`, so that the map gets one.
+            function_arguments: call the attention function that is registered with transformers
+                under the name `backend`, with these keyword arguments and `mask` as it takes it;
+                None for an op. Only without a context and without `return_maps`.
 
         Returns:
             [B, T, D], or with `return_maps` that and a dictionary of maps [B, h, T, Tk].
@@ -237,16 +287,41 @@ class Attention(nn.Module, ABC):
         key_rotary = rotary if context_rotary is None else context_rotary
         context = x if context is None else context
         heads = self.project(Inputs(x, context, rotary, key_rotary, cache))
+        if function_arguments is not None:
+            from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+            # vLLM reads this source: it wants one call of a function from here, and self.scaling.
+            attention_function = ALL_ATTENTION_FUNCTIONS.get_interface(backend, None)
+            q, k, v = self.function_heads(heads)
+            o, _ = attention_function(
+                self,
+                q,
+                k,
+                v,
+                mask,
+                dropout=self.dropout if self.training else 0.0,
+                scaling=self.scaling,
+                sliding_window=self.window,
+                softcap=self.softcap,
+                **function_arguments,
+            )
+            return self.output(self.function_output(_by_head(o, q), heads), heads)
         Tk = heads.k.shape[2]
         if cache is not None:
             mask, documents = (None if t is None else t[..., -Tk:] for t in (mask, documents))
         masking = self.masking(
             causal=causal,
-            mask=None if mask is None else _four_dimensions(mask, len(x), Tk),
+            mask=None if mask is None else _four_dimensions(mask, x.shape[0], Tk),
             documents=None if documents is None else documents.reshape(-1, documents.shape[-1]),
         )
-        out = self.output(self.attend(heads, masking, backend), heads)
-        return (out, self.maps(heads, masking)) if return_maps else out
+        maps = self.maps(heads, masking) if return_maps else {}
+        in_graph = return_maps and torch.is_grad_enabled()
+        if not in_graph or (self.running_state and cache is not None):  # stores the state
+            o = self.attend(heads, masking, backend)
+        if in_graph:
+            o = masking.apply(maps["difference"], heads.v)
+        out = self.output(o, heads)
+        return (out, maps) if return_maps else out
 
     def _check_call(
         self,
@@ -286,6 +361,17 @@ class Attention(nn.Module, ABC):
         names = ("window", "keep_first", "dropout", "softcap")
         masking = "".join(f", {n}={getattr(self, n)}" for n in names if getattr(self, n))
         return f"{heads}, head_dim={self.head_dim}{masking}, {self.options}"
+
+
+def _by_head(o: Tensor, q: Tensor) -> Tensor:
+    """Return what an attention function gave, [B, T, H, d] or flattened, like q [B, H, T, d]."""
+    B, H, T, d = q.shape
+    if o.numel() != q.numel():
+        raise ValueError(
+            f"attention function: got {tuple(o.shape)} for queries of {tuple(q.shape)}; a server "
+            f"has to count {H} query heads of width {d} (docs/serving.md)"
+        )
+    return o.reshape(B, T, H, d).transpose(1, 2)
 
 
 def _four_dimensions(mask: Tensor, B: int, Tk: int) -> Tensor:

@@ -8,10 +8,12 @@ i // (h / h_kv): with GQA, `repeat_interleave` over single key heads would pair 
 same key.
 """
 
+import torch
 from torch import Tensor, nn
 
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
+from antiphase.attention.linear import apply_linear
 from antiphase.attention.masking import Masking
 from antiphase.attention.parts import HeadNorm, Lambda, NoiseOptions, halve_heads, two_softmax_maps
 from antiphase.ops import diff_attention
@@ -22,6 +24,12 @@ class DiffV1(Attention):
 
     name = "diff_v1"
     Options = NoiseOptions
+    tensor_parallel = {  # noqa: RUF012
+        "q_proj": "colwise",
+        "k_proj": "colwise",
+        "v_proj": "colwise",
+        "o_proj": "rowwise",
+    }
 
     def build(self) -> None:
         D, d, bias = self.hidden_size, self.head_dim, self.bias
@@ -35,13 +43,13 @@ class DiffV1(Attention):
 
     def project(self, inputs: Inputs) -> Heads:
         x, context, d = inputs.x, inputs.context, self.head_dim
-        q = split_heads(rope(self.q_proj(x), d, inputs.rotary), d)  # [B, 2h, Tq, d]
+        q = split_heads(rope(apply_linear(self.q_proj, x), d, inputs.rotary), d)  # [B, 2h, Tq, d]
         # A pair's two keys side by side as one head of width 2d: transformers' static cache sizes
         # V by K's heads, so both need the same number of heads.
-        k = split_heads(rope(self.k_proj(context), d, inputs.key_rotary), 2 * d)
-        v = split_heads(self.v_proj(context), 2 * d)
+        k = split_heads(rope(apply_linear(self.k_proj, context), d, inputs.key_rotary), 2 * d)
+        v = split_heads(apply_linear(self.v_proj, context), 2 * d)
         k, v = extend_cache(inputs.cache, k, v)  # [B, h_kv, Tk, 2d]
-        q1, q2 = q.unflatten(1, (self.h, 2)).unbind(2)
+        q1, q2 = q.unflatten(1, (-1, 2)).unbind(2)
         k1, k2 = k.split(d, dim=-1)
         return Heads(x, q1, k1, v, q2, k2, lam=self.lam(x, inputs.cache))
 
@@ -49,7 +57,7 @@ class DiffV1(Attention):
         return diff_attention(*heads.diff_arguments, **masking.of_output, backend=backend)
 
     def output(self, o: Tensor, heads: Heads) -> Tensor:
-        return self.o_proj(merge_heads(self.norm(o)))
+        return apply_linear(self.o_proj, merge_heads(self.norm(o)))
 
     def maps(self, heads: Heads, masking: Masking) -> dict[str, Tensor]:
         return two_softmax_maps(heads, masking)
@@ -61,3 +69,25 @@ class DiffV1(Attention):
     @property
     def head_counts(self) -> dict[str, int]:
         return {"heads": self.h, "maps": 2 * self.h, "kv_heads": self.h_kv}
+
+    @property
+    def function_head_counts(self) -> tuple[int, int]:
+        return 4 * self.h, 4 * self.h_kv
+
+    def function_heads(self, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
+        # Standard attention has keys and values of one width and number, so V is halved, and each
+        # of the two maps is computed for each half: twice the work, and twice the keys and values.
+        # Heads in the order (group, map, half of V, head of the group).
+        q1, k1, q2, k2, v, _ = heads.diff_arguments
+        groups = v.shape[1]
+        q1, q2 = (q.unflatten(1, (groups, -1)) for q in (q1, q2))  # [B, h_kv, h / h_kv, Tq, d]
+        q = torch.stack([q1, q1, q2, q2], dim=2)
+        k = torch.stack([k1, k1, k2, k2], dim=2)
+        v = torch.stack(2 * v.chunk(2, dim=-1), dim=2)
+        return q.flatten(1, 3), k.flatten(1, 2), v.flatten(1, 2)
+
+    def function_output(self, o: Tensor, heads: Heads) -> Tensor:
+        o1, o2 = o.unflatten(1, (heads.v.shape[1], 2, 2, -1)).unbind(2)
+        assert heads.lam is not None
+        halves = (o1 - heads.lam * o2).to(o.dtype)  # [B, h_kv, 2, h / h_kv, Tq, d]
+        return torch.cat(halves.unbind(2), dim=-1).flatten(1, 2)  # [B, h, Tq, 2d]

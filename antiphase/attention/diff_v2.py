@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
+from antiphase.attention.linear import apply_linear
 from antiphase.attention.masking import Masking
 from antiphase.attention.parts import two_softmax_maps
 from antiphase.ops import diff_attention, statistics_dtype
@@ -22,6 +23,13 @@ class DiffV2(Attention):
     """Differential attention with doubled queries and lam projected from the token."""
 
     name = "diff_v2"
+    tensor_parallel = {  # noqa: RUF012
+        "q_proj": "colwise",
+        "k_proj": "colwise",
+        "v_proj": "colwise",
+        "lambda_proj": "colwise",
+        "o_proj": "rowwise",
+    }
 
     def build(self) -> None:
         D, d, bias = self.hidden_size, self.head_dim, self.bias
@@ -34,13 +42,13 @@ class DiffV2(Attention):
 
     def project(self, inputs: Inputs) -> Heads:
         x, context, d = inputs.x, inputs.context, self.head_dim
-        q = split_heads(rope(self.q_proj(x), d, inputs.rotary), d)  # [B, 2h, Tq, d]
-        k = split_heads(rope(self.k_proj(context), d, inputs.key_rotary), d)
-        v = split_heads(self.v_proj(context), d)
+        q = split_heads(rope(apply_linear(self.q_proj, x), d, inputs.rotary), d)  # [B, 2h, Tq, d]
+        k = split_heads(rope(apply_linear(self.k_proj, context), d, inputs.key_rotary), d)
+        v = split_heads(apply_linear(self.v_proj, context), d)
         k, v = extend_cache(inputs.cache, k, v)  # [B, h_kv, Tk, d]
-        q1, q2 = q.unflatten(1, (self.num_heads, 2)).unbind(2)
+        q1, q2 = q.unflatten(1, (-1, 2)).unbind(2)
         # The sigmoid in fp32: in bf16, lam would have steps of 1/256 around 0.5.
-        lam = self.lambda_proj(x)
+        lam = apply_linear(self.lambda_proj, x)
         lam = torch.sigmoid(lam.to(statistics_dtype(lam.dtype)))
         return Heads(x, q1, k, v, q2, k, lam=lam.mT[..., None])  # lam [B, h, Tq, 1]
 
@@ -48,7 +56,7 @@ class DiffV2(Attention):
         return diff_attention(*heads.diff_arguments, **masking.of_output, backend=backend)
 
     def output(self, o: Tensor, heads: Heads) -> Tensor:
-        return self.o_proj(merge_heads(o))
+        return apply_linear(self.o_proj, merge_heads(o))
 
     def maps(self, heads: Heads, masking: Masking) -> dict[str, Tensor]:
         return two_softmax_maps(heads, masking)
@@ -57,3 +65,15 @@ class DiffV2(Attention):
     def head_counts(self) -> dict[str, int]:
         h = self.num_heads
         return {"heads": h, "maps": 2 * h, "kv_heads": self.num_kv_heads}
+
+    @property
+    def function_head_counts(self) -> tuple[int, int]:
+        return 2 * self.num_heads, self.num_kv_heads
+
+    def function_heads(self, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
+        q1, _, q2, *_ = heads.diff_arguments
+        return torch.stack([q1, q2], dim=2).flatten(1, 2), heads.k, heads.v  # adjacent pairs
+
+    def function_output(self, o: Tensor, heads: Heads) -> Tensor:
+        o1, o2 = o.unflatten(1, (-1, 2)).unbind(2)
+        return (o1 - heads.lam * o2).to(o.dtype)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
+from antiphase.attention.linear import apply_linear
 from antiphase.attention.masking import Masking
 from antiphase.attention.parts import HeadNorm, Lambda, NoiseOptions, halve_heads, per_row
 from antiphase.attention.running_noise import (
@@ -65,9 +66,9 @@ class FixedNoise(Attention):
 
     def project(self, inputs: Inputs) -> Heads:
         x, context, d = inputs.x, inputs.context, self.head_dim
-        q = split_heads(rope(self.q_proj(x), d, inputs.rotary), d)  # [B, h, Tq, d]
-        k = split_heads(rope(self.k_proj(context), d, inputs.key_rotary), d)
-        v = split_heads(self.v_proj(context), 2 * d)
+        q = split_heads(rope(apply_linear(self.q_proj, x), d, inputs.rotary), d)  # [B, h, Tq, d]
+        k = split_heads(rope(apply_linear(self.k_proj, context), d, inputs.key_rotary), d)
+        v = split_heads(apply_linear(self.v_proj, context), 2 * d)
         new = k.shape[2]
         k, v = extend_cache(inputs.cache, k, v)
         log_g = self._log_g(context)  # replaces the noise keys
@@ -88,7 +89,7 @@ class FixedNoise(Attention):
         return (signal - lam * repeat_heads(noise, self.h)).to(signal.dtype)  # lam is fp32
 
     def output(self, o: Tensor, heads: Heads) -> Tensor:
-        return self.o_proj(merge_heads(self.norm(o)))
+        return apply_linear(self.o_proj, merge_heads(self.norm(o)))
 
     def maps(self, heads: Heads, masking: Masking) -> dict[str, Tensor]:
         visible = visible_noise(self.name, heads, masking)
@@ -102,7 +103,7 @@ class FixedNoise(Attention):
         """Return log g [B, h_kv, Tk], one weight per token and key/value head."""
         if self.options.gate == "mean":
             return context.new_zeros(context.shape[0], self.h_kv, context.shape[1])
-        log_g = self.gate_proj(context)
+        log_g = apply_linear(self.gate_proj, context)
         return log_g.to(statistics_dtype(log_g.dtype)).mT
 
     @property

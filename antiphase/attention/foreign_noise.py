@@ -19,6 +19,7 @@ from torch import Tensor, cat, nn
 
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
+from antiphase.attention.linear import apply_linear
 from antiphase.attention.masking import Masking
 from antiphase.attention.parts import (
     Float32Parameters,
@@ -107,13 +108,14 @@ class ForeignNoise(Attention):
         x, context, d = inputs.x, inputs.context, self.head_dim
         noise_x, noise_context = x, context
         if self.mixes_sequences:
-            self._check_batch(len(x))
+            self._check_batch(x.shape[0])
             noise_x, noise_context = x.detach(), context.detach()
-        q = split_heads(rope(self.q_proj(x), d, inputs.rotary), d)  # [B, h, Tq, d]
-        q2 = split_heads(rope(self.noise_q_proj(noise_x), d, inputs.rotary), d)
-        k = rope(self.k_proj(context), d, inputs.key_rotary).unflatten(-1, (-1, d))
-        k2 = rope(self.noise_k_proj(noise_context), d, inputs.key_rotary).unflatten(-1, (-1, d))
-        v = split_heads(self.v_proj(context), 2 * d)
+        q = split_heads(rope(apply_linear(self.q_proj, x), d, inputs.rotary), d)  # [B, h, Tq, d]
+        q2 = split_heads(rope(apply_linear(self.noise_q_proj, noise_x), d, inputs.rotary), d)
+        k = rope(apply_linear(self.k_proj, context), d, inputs.key_rotary).unflatten(-1, (-1, d))
+        k2 = rope(apply_linear(self.noise_k_proj, noise_context), d, inputs.key_rotary)
+        k2 = k2.unflatten(-1, (-1, d))
+        v = split_heads(apply_linear(self.v_proj, context), 2 * d)
         # Both keys side by side as one head, so that a static cache fits, as in V1.
         keys, v = extend_cache(inputs.cache, cat([k, k2], dim=-1).transpose(1, 2), v)
         k, k2 = keys.split(d, dim=-1)  # [B, h_kv, Tk, d]
@@ -132,7 +134,7 @@ class ForeignNoise(Attention):
         return diff_attention(*heads.diff_arguments, **masking.of_output, backend=backend)
 
     def output(self, o: Tensor, heads: Heads) -> Tensor:
-        return self.o_proj(merge_heads(self.norm(o)))
+        return apply_linear(self.o_proj, merge_heads(self.norm(o)))
 
     def maps(self, heads: Heads, masking: Masking) -> dict[str, Tensor]:
         return two_softmax_maps(heads, masking)

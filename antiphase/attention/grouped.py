@@ -12,6 +12,7 @@ from torch import Tensor, cat, nn
 
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
+from antiphase.attention.linear import apply_linear
 from antiphase.attention.masking import Masking
 from antiphase.attention.parts import (
     HeadNorm,
@@ -70,9 +71,10 @@ class Grouped(Attention):
 
     def project(self, inputs: Inputs) -> Heads:
         x, context, d = inputs.x, inputs.context, self.head_dim
-        q, q2 = self._signal_and_noise(rope(self.q_proj(x), d, inputs.rotary))
-        k, k2 = self._signal_and_noise(rope(self.k_proj(context), d, inputs.key_rotary))
-        v = split_heads(self.v_proj(context), self.value_width)
+        q = rope(apply_linear(self.q_proj, x), d, inputs.rotary)
+        k = rope(apply_linear(self.k_proj, context), d, inputs.key_rotary)
+        (q, q2), (k, k2) = self._signal_and_noise(q), self._signal_and_noise(k)
+        v = split_heads(apply_linear(self.v_proj, context), self.value_width)
         keys, v = extend_cache(inputs.cache, cat([k, k2], dim=1), v)
         k, k2 = keys.split([self.h_kv, self.h_kv_n], dim=1)
         return Heads(x, q, k, v, q2, k2, lam=self.lam(x, inputs.cache))
@@ -81,7 +83,7 @@ class Grouped(Attention):
         return diff_attention(*heads.diff_arguments, **masking.of_output, backend=backend)
 
     def output(self, o: Tensor, heads: Heads) -> Tensor:
-        return self.o_proj(merge_heads(self.norm(o)))
+        return apply_linear(self.o_proj, merge_heads(self.norm(o)))
 
     def maps(self, heads: Heads, masking: Masking) -> dict[str, Tensor]:
         return two_softmax_maps(heads, masking)

@@ -9,6 +9,7 @@ from torch import Tensor, cat, nn
 
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
+from antiphase.attention.linear import apply_linear
 from antiphase.attention.masking import Masking
 from antiphase.attention.parts import (
     HeadNorm,
@@ -56,11 +57,13 @@ class LowDimNoise(Attention):
 
     def project(self, inputs: Inputs) -> Heads:
         x, context, d, r = inputs.x, inputs.context, self.head_dim, self.options.rank
-        q = split_heads(rope(self.q_proj(x), d, inputs.rotary), d)  # [B, h, Tq, d]
-        q2 = split_heads(rope(self.noise_q_proj(x), r, inputs.rotary), r)  # [B, h, Tq, r]
-        k = rope(self.k_proj(context), d, inputs.key_rotary).unflatten(-1, (-1, d))
-        k2 = rope(self.noise_k_proj(context), r, inputs.key_rotary).unflatten(-1, (-1, r))
-        v = split_heads(self.v_proj(context), 2 * d)
+        q = split_heads(rope(apply_linear(self.q_proj, x), d, inputs.rotary), d)  # [B, h, Tq, d]
+        q2 = rope(apply_linear(self.noise_q_proj, x), r, inputs.rotary)
+        q2 = split_heads(q2, r)  # [B, h, Tq, r]
+        k = rope(apply_linear(self.k_proj, context), d, inputs.key_rotary).unflatten(-1, (-1, d))
+        k2 = rope(apply_linear(self.noise_k_proj, context), r, inputs.key_rotary)
+        k2 = k2.unflatten(-1, (-1, r))
+        v = split_heads(apply_linear(self.v_proj, context), 2 * d)
         # Both keys side by side as one head, so that a static cache fits, as in V1.
         keys, v = extend_cache(inputs.cache, cat([k, k2], dim=-1).transpose(1, 2), v)
         k, k2 = keys.split([d, r], dim=-1)
@@ -70,7 +73,7 @@ class LowDimNoise(Attention):
         return diff_attention(*heads.diff_arguments, **masking.of_output, backend=backend)
 
     def output(self, o: Tensor, heads: Heads) -> Tensor:
-        return self.o_proj(merge_heads(self.norm(o)))
+        return apply_linear(self.o_proj, merge_heads(self.norm(o)))
 
     def maps(self, heads: Heads, masking: Masking) -> dict[str, Tensor]:
         return two_softmax_maps(heads, masking)

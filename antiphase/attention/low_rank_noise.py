@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
+from antiphase.attention.linear import apply_linear
 from antiphase.attention.masking import Masking
 from antiphase.attention.parts import (
     HeadNorm,
@@ -68,12 +69,14 @@ class LowRankNoise(Attention):
 
     def project(self, inputs: Inputs) -> Heads:
         x, context, d, r = inputs.x, inputs.context, self.head_dim, self.options.rank
-        q = split_heads(rope(self.q_proj(x), d, inputs.rotary), d)  # [B, h, Tq, d]
-        k = split_heads(rope(self.k_proj(context), d, inputs.key_rotary), d)
-        v = split_heads(self.v_proj(context), 2 * d)
+        q = split_heads(rope(apply_linear(self.q_proj, x), d, inputs.rotary), d)  # [B, h, Tq, d]
+        k = split_heads(rope(apply_linear(self.k_proj, context), d, inputs.key_rotary), d)
+        v = split_heads(apply_linear(self.v_proj, context), 2 * d)
         # No RoPE on the features: a rotation would make some negative, and A2 no attention map.
-        q2 = F.softplus(split_heads(self.noise_q_proj(x), r))  # [B, h, Tq, r]
-        k2 = F.softplus(split_heads(self.noise_k_proj(context), r))  # [B, h_kv, new, r]
+        # softplus before the heads are split: of transposed tensors, compiled gradients fail.
+        q2 = split_heads(F.softplus(apply_linear(self.noise_q_proj, x)), r)  # [B, h, Tq, r]
+        k2 = F.softplus(apply_linear(self.noise_k_proj, context))
+        k2 = split_heads(k2, r)  # [B, h_kv, new, r]
         new = k.shape[2]
         k, v = extend_cache(inputs.cache, k, v)  # k2 is not cached: the running state replaces it
         return Heads(x, q, k, v, q2, k2, lam=self.lam(x, inputs.cache), new=new, cache=inputs.cache)
@@ -89,7 +92,7 @@ class LowRankNoise(Attention):
         return (signal - lam * noise).to(signal.dtype)  # lam is fp32
 
     def output(self, o: Tensor, heads: Heads) -> Tensor:
-        return self.o_proj(merge_heads(self.norm(o)))
+        return apply_linear(self.o_proj, merge_heads(self.norm(o)))
 
     def maps(self, heads: Heads, masking: Masking) -> dict[str, Tensor]:
         visible = visible_noise(self.name, heads, masking)

@@ -36,7 +36,7 @@ def running_arguments(name: str, heads: Heads, masking: Masking) -> dict[str, An
 def _starts(documents: Tensor | None, heads: Heads) -> Tensor:
     """Return where the keys that this call added start a document, [B, new]."""
     assert documents is not None
-    documents = documents.expand(len(heads.x), -1)
+    documents = documents.expand(heads.x.shape[0], -1)
     return (documents != documents.roll(1, dims=-1))[:, -heads.new :]
 
 
@@ -59,7 +59,7 @@ def _new_key_padding(name: str, heads: Heads, mask: Tensor | None) -> Tensor | N
             f"mask: got {mask.dtype} of shape {tuple(mask.shape)}; {name}, with its running noise "
             "branch, takes only a boolean padding mask [B, Tk] beside causal=True or False"
         )
-    return mask[:, 0, 0, -heads.new :].expand(len(heads.x), -1)
+    return mask[:, 0, 0, -heads.new :].expand(heads.x.shape[0], -1)
 
 
 def store_state(heads: Heads, state: Tensor) -> None:

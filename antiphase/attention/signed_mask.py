@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
+from antiphase.attention.linear import apply_linear
 from antiphase.attention.masking import Masking
 from antiphase.attention.parts import Float32Parameters, check_at_least_one
 from antiphase.ops import attention_map, repeat_heads, statistics_dtype, without_autocast
@@ -62,11 +63,11 @@ class SignedMask(Attention):
 
     def project(self, inputs: Inputs) -> Heads:
         x, context, d, r = inputs.x, inputs.context, self.head_dim, self.options.rank
-        q = split_heads(rope(self.q_proj(x), d, inputs.rotary), d)  # [B, h, Tq, d]
-        k = rope(self.k_proj(context), d, inputs.key_rotary).unflatten(-1, (-1, d))
-        v = split_heads(self.v_proj(context), d)
-        sign_q = split_heads(self.sign_q_proj(x), r)  # [B, h, Tq, r]
-        sign_k = self.sign_k_proj(context).unflatten(-1, (-1, r))
+        q = split_heads(rope(apply_linear(self.q_proj, x), d, inputs.rotary), d)  # [B, h, Tq, d]
+        k = rope(apply_linear(self.k_proj, context), d, inputs.key_rotary).unflatten(-1, (-1, d))
+        v = split_heads(apply_linear(self.v_proj, context), d)
+        sign_q = split_heads(apply_linear(self.sign_q_proj, x), r)  # [B, h, Tq, r]
+        sign_k = apply_linear(self.sign_k_proj, context).unflatten(-1, (-1, r))
         keys = torch.cat([k, sign_k], dim=-1).transpose(1, 2)  # cached side by side
         keys, v = extend_cache(inputs.cache, keys, v)
         k, sign_k = keys.split([d, r], dim=-1)
@@ -76,7 +77,7 @@ class SignedMask(Attention):
         return masking.apply(self.maps(heads, masking)["difference"], heads.v)
 
     def output(self, o: Tensor, heads: Heads) -> Tensor:
-        return self.o_proj(merge_heads(o))
+        return apply_linear(self.o_proj, merge_heads(o))
 
     def maps(self, heads: Heads, masking: Masking) -> dict[str, Tensor]:
         A = attention_map(heads.q, heads.k, heads.v, **masking.of_maps)

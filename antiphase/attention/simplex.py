@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
+from antiphase.attention.linear import apply_linear
 from antiphase.attention.masking import Masking
 from antiphase.attention.parts import Lambda, LambdaOptions, halve_heads, two_softmax_maps
 from antiphase.ops import rectified_attention, rectify
@@ -32,10 +33,10 @@ class Simplex(Attention):
 
     def project(self, inputs: Inputs) -> Heads:
         x, context, d = inputs.x, inputs.context, self.head_dim
-        q = split_heads(rope(self.q_proj(x), d, inputs.rotary), d)  # [B, 2h, Tq, d]
+        q = split_heads(rope(apply_linear(self.q_proj, x), d, inputs.rotary), d)  # [B, 2h, Tq, d]
         # A pair's two keys side by side as one head, so that a static cache fits, as in V1.
-        k = split_heads(rope(self.k_proj(context), d, inputs.key_rotary), 2 * d)
-        v = split_heads(self.v_proj(context), 2 * d)
+        k = split_heads(rope(apply_linear(self.k_proj, context), d, inputs.key_rotary), 2 * d)
+        v = split_heads(apply_linear(self.v_proj, context), 2 * d)
         k, v = extend_cache(inputs.cache, k, v)  # [B, h_kv, Tk, 2d]
         q1, q2 = q.unflatten(1, (self.h, 2)).unbind(2)
         k1, k2 = k.split(d, dim=-1)
@@ -45,7 +46,7 @@ class Simplex(Attention):
         return rectified_attention(*heads.diff_arguments, normalise=True, **masking.of_output)
 
     def output(self, o: Tensor, heads: Heads) -> Tensor:
-        return self.o_proj(merge_heads(o))
+        return apply_linear(self.o_proj, merge_heads(o))
 
     def maps(self, heads: Heads, masking: Masking) -> dict[str, Tensor]:
         maps = two_softmax_maps(heads, masking)

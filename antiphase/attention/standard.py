@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
+from antiphase.attention.linear import apply_linear
 from antiphase.attention.masking import Masking
 from antiphase.attention.parts import HeadNorm
 from antiphase.ops import attention, attention_map
@@ -34,6 +35,12 @@ class Standard(Attention):
 
     name = "standard"
     Options = StandardOptions
+    tensor_parallel = {  # noqa: RUF012
+        "q_proj": "colwise",
+        "k_proj": "colwise",
+        "v_proj": "colwise",
+        "o_proj": "rowwise",
+    }
 
     def build(self) -> None:
         if self.options.half_dim:
@@ -53,9 +60,9 @@ class Standard(Attention):
 
     def project(self, inputs: Inputs) -> Heads:
         x, context, d = inputs.x, inputs.context, self.head_dim
-        q = split_heads(rope(self.q_proj(x), d, inputs.rotary), d)  # [B, h, Tq, d]
-        k = split_heads(rope(self.k_proj(context), d, inputs.key_rotary), d)
-        v = split_heads(self.v_proj(context), d)
+        q = split_heads(rope(apply_linear(self.q_proj, x), d, inputs.rotary), d)  # [B, h, Tq, d]
+        k = split_heads(rope(apply_linear(self.k_proj, context), d, inputs.key_rotary), d)
+        v = split_heads(apply_linear(self.v_proj, context), d)
         k, v = extend_cache(inputs.cache, k, v)  # [B, h_kv, Tk, d]
         return Heads(x, q, k, v)
 
@@ -63,8 +70,18 @@ class Standard(Attention):
         return attention(heads.q, heads.k, heads.v, **masking.of_output, backend=backend)
 
     def output(self, o: Tensor, heads: Heads) -> Tensor:
-        return self.o_proj(merge_heads(self.norm(o)))
+        return apply_linear(self.o_proj, merge_heads(self.norm(o)))
 
     def maps(self, heads: Heads, masking: Masking) -> dict[str, Tensor]:
         A = attention_map(heads.q, heads.k, heads.v, **masking.of_maps)
         return {"signal": A, "difference": A}
+
+    @property
+    def function_head_counts(self) -> tuple[int, int]:
+        return self.num_heads, self.num_kv_heads
+
+    def function_heads(self, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
+        return heads.q, heads.k, heads.v
+
+    def function_output(self, o: Tensor, heads: Heads) -> Tensor:
+        return o

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
+from antiphase.attention.linear import apply_linear
 from antiphase.attention.masking import Masking
 from antiphase.attention.parts import check_at_least_one
 from antiphase.ops import (
@@ -50,9 +51,9 @@ class TopK(Attention):
 
     def project(self, inputs: Inputs) -> Heads:
         x, context, d = inputs.x, inputs.context, self.head_dim
-        q = split_heads(rope(self.q_proj(x), d, inputs.rotary), d)  # [B, h, Tq, d]
-        k = split_heads(rope(self.k_proj(context), d, inputs.key_rotary), d)
-        v = split_heads(self.v_proj(context), d)
+        q = split_heads(rope(apply_linear(self.q_proj, x), d, inputs.rotary), d)  # [B, h, Tq, d]
+        k = split_heads(rope(apply_linear(self.k_proj, context), d, inputs.key_rotary), d)
+        v = split_heads(apply_linear(self.v_proj, context), d)
         k, v = extend_cache(inputs.cache, k, v)  # [B, h_kv, Tk, d]
         return Heads(x, q, k, v)
 
@@ -61,7 +62,7 @@ class TopK(Attention):
         return attention(heads.q, heads.k, heads.v, **masking.of_output, backend=backend)
 
     def output(self, o: Tensor, heads: Heads) -> Tensor:
-        return self.o_proj(merge_heads(o))
+        return apply_linear(self.o_proj, merge_heads(o))
 
     def maps(self, heads: Heads, masking: Masking) -> dict[str, Tensor]:
         masking = self._only_largest(heads, masking)

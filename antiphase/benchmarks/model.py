@@ -1,5 +1,8 @@
 """Models compared: a training step, a forward pass, and decoding with a KV cache.
 
+The workload `compiled` compares decoding with decoding that is compiled, with a static cache
+(`antiphase.models.compiled_decoding`).
+
 Models of one size and of equal parameters (see `antiphase show SIZE --every`), with random weights.
 The baseline is our `standard`, on the same fused backend; transformers' `DiffLlama` of equal shape
 runs unchanged, and once more after `antiphase.accelerate`.
@@ -9,7 +12,7 @@ import copy
 import functools
 import gc
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -19,14 +22,16 @@ from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
 from antiphase.benchmarks import timing
 from antiphase.models import AntiphaseForCausalLM, preset
 from antiphase.models.accelerate import accelerate
+from antiphase.models.compiled_decoding import compiled_step
 
 BASELINE = "standard"
 MORE_HEADS = "standard, 1.5 x heads"
 DIFFLLAMA = "DiffLlama"
 ACCELERATED = "DiffLlama, accelerated"
 TRAINED = (BASELINE, "diff_v1", "diff_v2", "low_rank_noise")
+COMPILED = {name: f"{name}, compiled" for name in (BASELINE, "diff_v1", "diff_v2")}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-WORKLOADS = ("training", "forward", "decoding")
+WORKLOADS = ("training", "forward", "decoding", "compiled")
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,7 @@ class Comparison:
 
     title: str
     entries: list[Entry]
+    compile_seconds: dict[str, float] = field(default_factory=dict)  # of compiled models, once
 
 
 def run(
@@ -96,9 +102,12 @@ def run(
             },
         }
         for workload in workloads:
-            for title, make in makers[workload].items():
+            for title, make in makers.get(workload, {}).items():
                 work = {name: make(model) for name, model in models.items()}
                 yield _compare(title, work, models, rounds, tick)
+        if "compiled" in workloads:
+            for n in setting.contexts:
+                yield _compare_compiled(models, ids[:, :n], setting.new_tokens, rounds, tick)
     finally:
         torch.set_num_threads(threads)
 
@@ -189,19 +198,71 @@ def decoding(model: nn.Module, ids: Tensor, new_tokens: int) -> timing.Work:
     return decode
 
 
+def _compare_compiled(
+    models: dict[str, Any], ids: Tensor, new_tokens: int, rounds: int, tick: Callable[[str], None]
+) -> Comparison:
+    """Compare decoding of `new_tokens` after `ids` [B, T], compiled and not."""
+    torch._dynamo.reset()  # PyTorch limits how often one function is compiled
+    models = {name: models[name] for name in COMPILED}
+    seconds: dict[str, float] = {}
+    work = {name: decoding(model, ids, new_tokens) for name, model in models.items()}
+    for name, compiled in COMPILED.items():
+        models[compiled] = copy.deepcopy(models[name])
+        work[compiled] = compiled_decoding(models[compiled], ids, new_tokens, compiled, seconds)
+    title = f"decoding {new_tokens} tokens after {ids.shape[1]}"
+    return _compare(title, work, models, rounds, tick, seconds)
+
+
+def compiled_decoding(
+    model: nn.Module, ids: Tensor, new_tokens: int, name: str, seconds: dict[str, float]
+) -> timing.Work:
+    """Return compiled greedy decoding of `new_tokens` after `ids` [B, T]; prefill is not timed.
+
+    Args:
+        model: a causal language model.
+        ids: the prompt [B, T].
+        new_tokens: number of tokens to decode.
+        name: of the model.
+        seconds: gets the time that compiling took, by name.
+    """
+    state: dict[str, Any] = {}
+
+    @torch.no_grad()
+    def decode() -> None:
+        if not state:  # in the warm-up round
+            state["step"], cache = compiled_step(model.eval(), ids, new_tokens)
+            state["cache"], state["prefilled"] = cache, copy.deepcopy(cache)
+            seconds[name] = timing.time_once(lambda: state["step"](ids[:, :1])).wall
+        _restore(state["cache"], state["prefilled"])
+        token = ids[:, :1]
+        for _ in range(new_tokens):
+            token = state["step"](token)
+
+    return decode
+
+
+def _restore(cache: Any, earlier: Any) -> None:
+    """Copy the tensors of a static cache back into one that a compiled graph holds."""
+    for layer, saved in zip(cache.layers, earlier.layers, strict=True):
+        for name, value in vars(saved).items():
+            if isinstance(value, Tensor):
+                getattr(layer, name).copy_(value)
+
+
 def _compare(
     title: str,
     work: dict[str, timing.Work],
     models: dict[str, Any],
     rounds: int,
     tick: Callable[[str], None],
+    compile_seconds: dict[str, float] | None = None,
 ) -> Comparison:
     gc.collect()
     samples = timing.interleave(work, rounds, lambda: tick(title))
     entries = []
     for name, times in samples.items():
         to_diffllama = None
-        if name != DIFFLLAMA:
+        if name != DIFFLLAMA and DIFFLLAMA in samples:
             to_diffllama = timing.ratio(times, samples[DIFFLLAMA], "cpu")
         entries.append(
             Entry(
@@ -213,4 +274,4 @@ def _compare(
                 timing.seconds(times, "wall"),
             )
         )
-    return Comparison(title, entries)
+    return Comparison(title, entries, compile_seconds or {})

@@ -124,6 +124,9 @@ def comparison_table(comparison: Comparison) -> Table:
             f"{entry.seconds:.2f}",
             style="dim" if entry.name == BASELINE else None,
         )
+    if comparison.compile_seconds:
+        times = (f"{name} {seconds:.0f} s" for name, seconds in comparison.compile_seconds.items())
+        table.caption = f"time to compile: {'; '.join(times)}"
     return table
 
 

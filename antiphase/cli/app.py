@@ -13,12 +13,15 @@ from antiphase.cli.analyze import analyze
 from antiphase.cli.bench import bench
 from antiphase.cli.build_kernels import build_kernels
 from antiphase.cli.compare import compare
+from antiphase.cli.data import data
 from antiphase.cli.doctor import doctor
 from antiphase.cli.errors import CommandGroup
+from antiphase.cli.evaluate import evaluate
 from antiphase.cli.generate import generate
 from antiphase.cli.import_weights import import_weights
 from antiphase.cli.lab import lab
 from antiphase.cli.maps import maps
+from antiphase.cli.serve import serve
 from antiphase.cli.show import show
 from antiphase.cli.task import task
 from antiphase.cli.train import train
@@ -54,15 +57,18 @@ def _global_options(
 
 app.command()(show)
 app.command()(generate)
+app.command()(serve)
 app.command()(task)
 app.command()(train)
 app.command()(compare)
 app.command()(analyze)
 app.command()(maps)
 app.command()(unchain)
+app.command()(evaluate)
 app.command("import-weights")(import_weights)
 app.command()(doctor)
 app.command("build-kernels")(build_kernels)
+app.add_typer(data, name="data")
 app.add_typer(bench, name="bench")
 app.add_typer(lab, name="lab")
 

@@ -166,7 +166,7 @@ def _rounds(kind: str, rounds: int, backward: bool) -> int:
 def bench_model(
     size: Annotated[str, typer.Option(help="preset: nano, micro, mini, ...")] = "mini",
     workload: Annotated[
-        list[str], typer.Option(help="training, forward or decoding; repeat for several")
+        list[str], typer.Option(help="training, forward, decoding or compiled; repeat for several")
     ] = ["training", "forward", "decoding"],
     length: Annotated[int, typer.Option(help="sequence length of training and forward")] = 2048,
     context: Annotated[
@@ -184,10 +184,14 @@ def bench_model(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare models: a training step, a forward pass and decoding, relative to `standard`."""
+    """Compare models: a training step, a forward pass and decoding, relative to `standard`.
+
+    The workload `compiled` compares decoding with compiled decoding (static cache); compiling takes
+    a minute or more for each model.
+    """
     require_one_of(("fp32", "bf16"), dtype=dtype)
     for name in workload:
-        require_one_of(("training", "forward", "decoding"), workload=name)
+        require_one_of(("training", "forward", "decoding", "compiled"), workload=name)
     require_at_least(1, length=length, context=min(context), new_tokens=new_tokens)
     require_at_least(1, threads=threads, rounds=rounds, kv_heads=kv_heads)
     require_output_file("--out", out, (".json",))

@@ -21,8 +21,13 @@ def generate(
     ] = 0.95,
     seed: Annotated[int, typer.Option(help="sampling seed")] = 0,
     attn_implementation: Annotated[
-        Optional[str], typer.Option(help="backend: auto, reference, sdpa or fused_cpu")
+        Optional[str],
+        typer.Option(help="auto, reference, sdpa, fused_cpu, or any that is registered"),
     ] = None,
+    compile_: Annotated[
+        bool,
+        typer.Option("--compile", help="compile decoding; the first token takes a minute or more"),
+    ] = False,
 ) -> None:
     """Continue a prompt; tokens are printed as they are generated."""
     require_at_least(1, max_new_tokens=max_new_tokens)
@@ -41,4 +46,5 @@ def generate(
         top_p=top_p,
         seed=seed,
         attn_implementation=attn_implementation,
+        compiled=compile_,
     )

@@ -22,6 +22,10 @@ from antiphase.analysis.before_after import (
 )
 from antiphase.analysis.before_after_plots import draw_change
 from antiphase.analysis.before_after_table import COLUMNS, operation_line, result_rows
+from antiphase.evaluation.benchmark_data import require_files
+from antiphase.evaluation.evaluate import EvaluationOptions, evaluate_model, require_engine
+from antiphase.evaluation.report import summarise
+from antiphase.evaluation.suite.registry import find_benchmarks
 from antiphase.experiments.report.markdown import markdown_table
 from antiphase.options import build
 from antiphase.pretrained.adapter import UnchainedModel
@@ -120,6 +124,10 @@ def unchain_run(
         return read_results(folder)
     if recipe.start is None:
         raise ValueError("start: is not set; unchaining needs a pretrained model")
+    if options.benchmarks:
+        require_engine()
+        for benchmark in find_benchmarks(options.benchmarks):
+            require_files(benchmark.name, benchmark.files)
     set_up_machine(recipe)
     base = load_base(recipe.start)
     needles = WordNeedles(base.tokenizer, options.question_length, options.needles)
@@ -147,6 +155,8 @@ def unchain_run(
             "before": before.as_json(),
             "after": score_model(plain, held_out, needles, options.questions).as_json(),
         }
+        if options.benchmarks:
+            results["benchmarks"] = _benchmarks(options, recipe.start, folder, quiet)
         if keep_model:
             results["tokens_per_second"] = decoding_speeds([load_base(recipe.start).model, plain])
             draw_change(results, folder / "change.png")
@@ -175,7 +185,8 @@ def _require_same_settings(folder: Path, recipe: Recipe, options: BeforeAfterOpt
     stored = load_recipe(str(folder / RECIPE)).as_dict()
     own = recipe.as_dict()
     if (folder / RESULTS).is_file():
-        stored |= {EVALUATION + n: v for n, v in read_results(folder)["evaluation"].items()}
+        measured = asdict(BeforeAfterOptions()) | read_results(folder)["evaluation"]
+        stored |= {EVALUATION + n: v for n, v in measured.items()}
         own |= {EVALUATION + n: v for n, v in asdict(options).items()}
     for name, value in own.items():
         if name not in FREE and stored.get(name) != value:
@@ -225,6 +236,22 @@ def _before(
     scores = score_model(base.model, held_out, needles, options.questions)
     write_atomic(path, json.dumps(scores.as_json()))
     return scores
+
+
+def _benchmarks(
+    options: BeforeAfterOptions, start: str, folder: Path, quiet: bool
+) -> dict[str, Any]:
+    """Evaluate the base model and the trained one on the same items of benchmarks."""
+    settings = EvaluationOptions(tasks=options.benchmarks, limit=options.benchmark_items)
+    evaluations = []
+    for name, place in (("before", start), ("after", str(folder / "model"))):
+        base = load_base(place)
+        evaluations.append(
+            evaluate_model(
+                base.model, base.tokenizer, name, settings, folder / "benchmarks", quiet=quiet
+            )
+        )
+    return summarise(evaluations, settings)
 
 
 def _train(folder: Path, quiet: bool) -> None:

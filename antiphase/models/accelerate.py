@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from antiphase.attention.linear import apply_linear
 from antiphase.ops import diff_attention
 
 
@@ -81,9 +82,9 @@ def _diffllama_forward(
     from transformers.models.diffllama.modeling_diffllama import apply_rotary_pos_emb
 
     shape = (*hidden_states.shape[:-1], -1, self.head_dim)
-    q = self.q_proj(hidden_states).view(shape).transpose(1, 2)
-    k = self.k_proj(hidden_states).view(shape).transpose(1, 2)
-    v = self.v_proj(hidden_states).view(shape).transpose(1, 2)
+    q = apply_linear(self.q_proj, hidden_states).view(shape).transpose(1, 2)
+    k = apply_linear(self.k_proj, hidden_states).view(shape).transpose(1, 2)
+    v = apply_linear(self.v_proj, hidden_states).view(shape).transpose(1, 2)
     q, k = apply_rotary_pos_emb(q, k, *position_embeddings)
     if past_key_values is not None:
         k, v = past_key_values.update(k, v, self.layer_idx)
@@ -98,7 +99,7 @@ def _diffllama_forward(
         scale2=self.scaling,
     )  # fmt: skip
     o = (1 - self.lambda_init) * self.groupnorm(o)
-    return self.o_proj(o.transpose(1, 2).flatten(2)), None
+    return apply_linear(self.o_proj, o.transpose(1, 2).flatten(2)), None
 
 
 def _timm_forward(

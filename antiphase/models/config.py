@@ -2,7 +2,9 @@
 
 import inspect
 import math
+import shutil
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +26,19 @@ MATCHES = ("parameters", "none")
 INITIALISATIONS = ("scaled", "published")
 FULL, SLIDING = "full_attention", "sliding_attention"  # transformers' names of layer types
 HYBRID = "hybrid"  # and of a layer with keys, values and a running state
+# What a saved model's config.json names for `trust_remote_code=True`: `saved_code.py` as a file.
+_CODE = "modeling_antiphase"
+AUTO_MAP = {
+    auto: f"{_CODE}.{auto.replace('Auto', 'Antiphase').replace('ModelFor', 'For')}"
+    for auto in (
+        "AutoConfig",
+        "AutoModel",
+        "AutoModelForCausalLM",
+        "AutoModelForQuestionAnswering",
+        "AutoModelForSequenceClassification",
+        "AutoModelForTokenClassification",
+    )
+}
 _SIZES = (
     "vocab_size",
     "hidden_size",
@@ -86,6 +101,12 @@ class AntiphaseConfig(PreTrainedConfig):
 
     model_type = "antiphase"
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+    # Inputs and outputs of the parts that pipeline parallelism puts on different devices.
+    base_model_pp_plan = {  # noqa: RUF012
+        "embed_tokens": (["input_ids"], ["inputs_embeds"]),
+        "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),
+        "norm": (["hidden_states"], ["hidden_states"]),
+    }
 
     def __init__(
         self,
@@ -173,6 +194,7 @@ class AntiphaseConfig(PreTrainedConfig):
         # DynamicCache(config=...) reads them; a model without windows or states has none.
         if (types := self._layer_types(layer_types)) is not None:
             self.layer_types = types
+        self.base_model_tp_plan = _tensor_parallel_plan(attention, feed_forward)
         _ = self.feed_forward_width  # raises for sizes that do not fit, before a model is built
         super().__init__(**kwargs)
 
@@ -214,6 +236,19 @@ class AntiphaseConfig(PreTrainedConfig):
     def from_json_file(cls, json_file: Any) -> Any:
         """Return the configuration of a config.json; unknown fields as in `from_dict`."""
         return cls.from_dict(cls._dict_from_json_file(json_file))
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Save config.json, and the file that loads the model with `trust_remote_code=True`."""
+        folder = Path(save_directory)
+        if not folder.is_file():  # transformers raises for it
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(Path(__file__).with_name("saved_code.py"), folder / f"{_CODE}.py")
+        self.auto_map = dict(AUTO_MAP)
+        super().save_pretrained(save_directory, *args, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
+        """Do nothing: `save_pretrained` writes the code and `auto_map` itself."""
 
     def attention_layer(self, layer: int = 0) -> Attention:
         """Return a new attention layer of this configuration.
@@ -341,6 +376,20 @@ OWN_FIELDS = tuple(
     for name in inspect.signature(AntiphaseConfig.__init__).parameters
     if name not in ("self", "kwargs")
 )
+
+
+def _tensor_parallel_plan(attention: str, feed_forward: str) -> dict[str, str] | None:
+    """Return how tensor parallelism splits the projections; None if the mechanism cannot be."""
+    projections = mechanism(attention).tensor_parallel
+    if not projections:
+        return None
+    of_mlp = {"gate_proj": "colwise", "up_proj": "colwise", "down_proj": "rowwise"}
+    if feed_forward == "relu":
+        del of_mlp["gate_proj"]
+    return {
+        **{f"layers.*.self_attn.{name}": style for name, style in projections.items()},
+        **{f"layers.*.mlp.{name}": style for name, style in of_mlp.items()},
+    }
 
 
 def _count(module: torch.nn.Module) -> int:

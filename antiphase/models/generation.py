@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer
 from transformers.utils.logging import disable_progress_bar
 
 from antiphase.cpu import guard_bf16
+from antiphase.models.compiled_decoding import compiled_generation
 from antiphase.models.locate import locate_model
 
 
@@ -20,6 +21,7 @@ def generate_text(
     top_p: float,
     seed: int,
     attn_implementation: str | None = None,
+    compiled: bool = False,
 ) -> str:
     """Generate a continuation of a prompt and stream it to the terminal.
 
@@ -31,6 +33,7 @@ def generate_text(
         top_p: of nucleus sampling; not used at temperature 0.
         seed: of sampling.
         attn_implementation: backend of attention; the model's default if None.
+        compiled: compile the decoding of one token, which takes a minute or more before the first.
 
     Returns:
         The prompt and its continuation, without special tokens.
@@ -56,6 +59,8 @@ def generate_text(
     sampling: dict[str, Any] = {"do_sample": False}
     if temperature > 0:
         sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p}
+    if compiled:
+        sampling |= compiled_generation()
     torch.manual_seed(seed)
     out = net.generate(
         **inputs,

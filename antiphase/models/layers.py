@@ -10,6 +10,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from antiphase.attention.heads import Cache, Rotary
+from antiphase.attention.linear import apply_linear
 from antiphase.attention.parts import Float32Parameters
 from antiphase.models.config import AntiphaseConfig
 from antiphase.models.masks import OpsMask
@@ -51,7 +52,8 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, T, D]."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = apply_linear(self.gate_proj, x), apply_linear(self.up_proj, x)
+        return apply_linear(self.down_proj, F.silu(gate) * up)
 
 
 class ReLU(nn.Module):
@@ -69,7 +71,7 @@ class ReLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, T, D]."""
-        return self.down_proj(F.relu(self.up_proj(x)))
+        return apply_linear(self.down_proj, F.relu(apply_linear(self.up_proj, x)))
 
 
 def norm_of(config: AntiphaseConfig) -> nn.Module:
@@ -142,6 +144,7 @@ class Block(GradientCheckpointingLayer):
         super().__init__()
         kind = {"swiglu": SwiGLU, "relu": ReLU}[config.feed_forward]
         self.self_attn = config.attention_layer(layer)
+        self.self_attn.config = config  # names the attention function
         self.mlp = kind(config.hidden_size, width)
         self.input_layernorm = norm_of(config)
         self.post_attention_layernorm = norm_of(config)
@@ -155,6 +158,7 @@ class Block(GradientCheckpointingLayer):
         cache: Cache | None,
         backend: str,
         return_map: bool,
+        function_arguments: dict[str, Any] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Run one block.
 
@@ -165,6 +169,7 @@ class Block(GradientCheckpointingLayer):
             cache: of this layer, or None.
             backend: of `antiphase.ops`.
             return_map: also return the attention map.
+            function_arguments: of the attention function that `backend` names; None for an op.
 
         Returns:
             [B, T, D], and the map that is applied to V, [B, h, T, Tk], or None.
@@ -178,6 +183,7 @@ class Block(GradientCheckpointingLayer):
             cache=cache,
             backend=backend,
             return_maps=return_map,
+            function_arguments=function_arguments,
         )
         out, maps = out if return_map else (out, {})
         x = x + out

@@ -16,9 +16,11 @@ from transformers.masking_utils import (
 
 from antiphase.models.config import SLIDING, AntiphaseConfig
 from antiphase.ops import documents_from_cu_seqlens, documents_from_position_ids
+from antiphase.ops.fused_cpu.eager import is_tracing
 
 _ATTRIBUTE = "antiphase_documents"  # of a cache that holds packed sequences
 BACKENDS = ("auto", "reference", "sdpa", "fused_cpu")
+EAGER = "eager"  # transformers' name for "reference"; its masks are additive
 for _name in BACKENDS:  # boolean masks, or None where the causal flag is enough
     ALL_MASK_ATTENTION_FUNCTIONS.register(_name, sdpa_mask)
 
@@ -26,7 +28,7 @@ for _name in BACKENDS:  # boolean masks, or None where the causal flag is enough
 class OpsMask(NamedTuple):
     """A mask as the layers take it."""
 
-    mask: Tensor | None  # [B, 1, Tq | 1, Tk], True: attend
+    mask: Any  # [B, 1, Tq | 1, Tk], True: attend; or as an attention function takes it; or None
     causal: bool  # aligned to the last key
     documents: Tensor | None = None  # [B | 1, Tk], the document id of every key
 
@@ -87,7 +89,51 @@ def _ops_mask(
     mask = create(
         config=config, inputs_embeds=x, attention_mask=attention_mask, past_key_values=cache
     )
+    if mask is not None and mask.is_floating_point():
+        # transformers adds the lowest finite number where a key is masked, the ops know -inf
+        mask = mask.masked_fill(mask <= torch.finfo(mask.dtype).min, -torch.inf)
     return OpsMask(mask, causal=mask is None)
+
+
+def function_masks(
+    config: AntiphaseConfig,
+    kinds: Iterable[str],
+    x: Tensor,
+    attention_mask: Any,
+    cache: Cache | None,
+    documents: Tensor | None,
+) -> dict[str, OpsMask]:
+    """Return the masks of the configured attention function, by type of layer.
+
+    transformers makes them in the form that the function takes. It makes none for functions that
+    it has no form for: these, such as a server's, know by themselves what is visible.
+
+    Args:
+        config: of the model; `_attn_implementation` names the function.
+        kinds: types of layers that the model has.
+        x: [B, Tq, D], the embedded tokens.
+        attention_mask: as for `ops_masks`.
+        cache: the KV cache, before x is appended; None without one.
+        documents: of packed sequences, see `packed_documents`.
+    """
+    masks = {}
+    for kind in kinds:
+        create = create_sliding_window_causal_mask if kind == SLIDING else create_causal_mask
+        given = attention_mask.get(kind) if isinstance(attention_mask, dict) else attention_mask
+        mask = create(
+            config=config,
+            inputs_embeds=x,
+            attention_mask=given,
+            past_key_values=cache,
+            and_mask_function=None if documents is None else _same_document(documents, len(x)),
+        )
+        masks[kind] = OpsMask(mask, causal=True)
+    return masks
+
+
+def _same_document(documents: Tensor, B: int) -> Any:
+    documents = documents.expand(B, -1)
+    return lambda b, h, q, k: documents[b, q] == documents[b, k]
 
 
 def without_full_padding_mask(attention_mask: Any) -> Any:
@@ -97,9 +143,14 @@ def without_full_padding_mask(attention_mask: Any) -> Any:
         attention_mask: as for `ops_masks`. A compiled graph cannot look at its values.
     """
     padding = isinstance(attention_mask, Tensor) and attention_mask.dim() == 2
-    if padding and not torch.compiler.is_compiling() and bool(attention_mask.all()):
+    if padding and not _is_recorded() and bool(attention_mask.all()):
         return None
     return attention_mask
+
+
+def _is_recorded() -> bool:
+    """Tell whether a graph is recorded: values of tensors then decide nothing."""
+    return torch.compiler.is_compiling() or is_tracing()
 
 
 def _padding(attention_mask: Tensor, x: Tensor) -> Tensor:
@@ -138,19 +189,19 @@ def packed_documents(
     given = attention_mask.values() if isinstance(attention_mask, dict) else [attention_mask]
     if any(mask is not None and mask.dim() == 4 for mask in given):
         return None
-    if static and torch.compiler.is_compiling():  # positions have no values to look at
+    if static and _is_recorded():  # positions have no values to look at
         return None
     past = 0 if cache is None else int(cache.get_seq_length())
     padding = _padding(attention_mask, x) if isinstance(attention_mask, Tensor) else None
     starts = _starts(x, position_ids, None if padding is None else padding[:, past:], boundaries)
     cached = getattr(cache, _ATTRIBUTE, None) if past else None
-    if past and position_ids is not None and not torch.compiler.is_compiling():
+    if past and position_ids is not None and not _is_recorded():
         begins = position_ids[:, :1] == 0
         if padding is not None:  # not where padding ends
             begins = begins & padding[:, past : past + 1] & padding[:, :past].any(1, keepdim=True)
         if bool(begins.any()):
             rest = x.new_zeros(1, x.shape[1], dtype=torch.bool) if starts is None else starts
-            rows = max(len(begins), len(rest))
+            rows = max(begins.shape[0], rest.shape[0])
             starts = torch.cat([begins.expand(rows, 1), rest.expand(rows, -1)[:, 1:]], dim=1)
     if starts is None and cached is None:
         return None
@@ -167,8 +218,8 @@ def _continued(x: Tensor, past: int, cached: Tensor | None, starts: Tensor | Non
     if starts is None:
         starts = x.new_zeros(1, x.shape[1], dtype=torch.bool)
     cached = cached[:, :past]  # tokens may have been removed again
-    rows = max(len(cached), len(starts))
-    if not {len(cached), len(starts)} <= {1, len(x)} or cached.shape[1] != past:
+    rows = max(cached.shape[0], starts.shape[0])
+    if not {cached.shape[0], starts.shape[0]} <= {1, x.shape[0]} or cached.shape[1] != past:
         raise ValueError(
             f"past_key_values: holds packed sequences of {tuple(cached.shape)} tokens, which a "
             f"batch of {len(x)} sequences after {past} tokens does not continue; use a new cache"
@@ -220,4 +271,4 @@ def _restarts(positions: Tensor, padding: Tensor) -> Tensor:
 
 def _if_any(starts: Tensor) -> Tensor | None:
     """Return None if no document starts: calls without documents are faster."""
-    return starts if torch.compiler.is_compiling() or bool(starts.any()) else None
+    return starts if _is_recorded() or bool(starts.any()) else None

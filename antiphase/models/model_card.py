@@ -17,11 +17,13 @@ tags:
 A model with `{attention}` attention, created with Antiphase.
 
 ```python
-import antiphase.models  # registers the architecture
+import antiphase.models  # pip install "antiphase @ git+https://github.com/OWNER/antiphase"
 from transformers import {auto}
 
 model = {auto}.from_pretrained("path/to/this/model")
 ```
+
+Tools that open a model by its path find the package with `trust_remote_code=True`.
 
 | | |
 |---|---|
@@ -34,6 +36,13 @@ model = {auto}.from_pretrained("path/to/this/model")
 """
 
 
+_PIPELINES = {  # by the Auto class
+    "AutoModelForSequenceClassification": "text-classification",
+    "AutoModelForTokenClassification": "token-classification",
+    "AutoModelForQuestionAnswering": "question-answering",
+    "AutoModelForCausalLM": "text-generation",
+    "AutoModel": "feature-extraction",
+}
 _GENERATED = "This model card has been automatically generated"  # in transformers' own card
 
 
@@ -50,12 +59,13 @@ def write_card(model: Any, folder: str | Path) -> None:
     if path.exists() and _GENERATED not in path.read_text(encoding="utf-8"):
         return
     config = model.config
-    classifier = "Classification" in type(model).__name__
+    auto = type(model).__name__.replace("AntiphaseFor", "AntiphaseModelFor")
+    auto = auto.replace("Antiphase", "Auto")
     counts = config.attention_layer().head_counts
     text = _CARD.format(
         tags="\n".join(f"- {tag}" for tag in [*MODEL_TAGS, config.attention.replace("_", "-")]),
-        pipeline="text-classification" if classifier else "text-generation",
-        auto="AutoModelFor" + ("SequenceClassification" if classifier else "CausalLM"),
+        pipeline=_PIPELINES.get(auto, "text-generation"),
+        auto=auto,
         title=path.parent.resolve().name,
         attention=config.attention,
         options=config.attention_options or "",

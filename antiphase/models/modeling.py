@@ -1,4 +1,4 @@
-"""Antiphase models for Hugging Face: base model, causal language model, sequence classifier."""
+"""Antiphase models for Hugging Face: base model, causal language model, task heads."""
 
 from typing import Any
 
@@ -6,12 +6,19 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
-from transformers.modeling_layers import GenericForSequenceClassification
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_layers import (
+    GenericForQuestionAnswering,
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from antiphase.attention import Attention, mechanism
+from antiphase.attention.linear import apply_linear
 from antiphase.attention.parts import Float32Parameters
 from antiphase.models.cache import LayerCache, forget_constants
 from antiphase.models.config import AntiphaseConfig
@@ -20,12 +27,24 @@ from antiphase.models.initialisation import scaled_start
 from antiphase.models.layers import Block, RotaryPositions, norm_of, sinusoidal
 from antiphase.models.masks import (
     BACKENDS,
+    EAGER,
+    function_masks,
     ops_masks,
     packed_documents,
     without_full_padding_mask,
 )
 from antiphase.models.model_card import MODEL_TAGS, write_card
+from antiphase.models.serving import served_heads
 from antiphase.ops.documents import document_ranges
+
+# What only the ops have. "sdpa" names an attention function of transformers as well.
+ONLY_OPS = tuple(name for name in BACKENDS if name != "sdpa")
+
+
+def is_computed_by_functions(config: AntiphaseConfig) -> bool:
+    """Tell whether one call of standard attention computes the mechanism of a configuration."""
+    with torch.device("meta"):
+        return config.attention_layer().function_head_counts is not None
 
 
 class AntiphasePreTrainedModel(PreTrainedModel):
@@ -37,6 +56,10 @@ class AntiphasePreTrainedModel(PreTrainedModel):
     _no_split_modules = ["Block"]  # noqa: RUF012
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _can_compile_fullgraph = True
+    # By the attention functions of transformers; `get_correct_attn_implementation` raises for
+    # mechanisms that one call of them does not compute.
+    _supports_sdpa = _supports_flash_attn = _supports_flex_attn = True
+    _supports_attention_backend = True
     # What `output_hidden_states` and `output_attentions` collect: a block's two results.
     _can_record_outputs = {  # noqa: RUF012
         "hidden_states": OutputRecorder(Block, index=0),
@@ -47,21 +70,34 @@ class AntiphasePreTrainedModel(PreTrainedModel):
     def get_correct_attn_implementation(
         self, requested_attention: str | None, is_init_check: bool = False
     ) -> str:
-        """Return the backend of the ops for transformers' `attn_implementation`.
+        """Return the `attn_implementation` of the configuration.
 
         Args:
-            requested_attention: a backend's name; None for "auto", "eager" for "reference".
-            is_init_check: not used; part of transformers' interface.
+            requested_attention: a backend of the ops, or "eager", transformers' name for
+                "reference"; None for "auto". Or the name of an attention function that is
+                registered with transformers.
+            is_init_check: whether the model is being constructed, for transformers' checks.
 
         Raises:
-            ValueError: there is no such backend.
+            ValueError: there is no such backend or function, or the function does not compute the
+                mechanism.
         """
-        name = {None: "auto", "eager": "reference"}.get(requested_attention, requested_attention)
-        if name not in BACKENDS:
+        name = "auto" if requested_attention is None else requested_attention
+        if name in (EAGER, *BACKENDS):
+            return name
+        functions = ALL_ATTENTION_FUNCTIONS.valid_keys()
+        if name not in functions:
             raise ValueError(
-                f"attn_implementation: got {name!r}, allowed are {', '.join(BACKENDS)}"
+                f'Specified `attn_implementation="{name}"` is not supported: allowed are '
+                f"{', '.join((*BACKENDS, EAGER))}, and the attention functions of transformers: "
+                f"{', '.join(functions)}"
             )
-        return str(name)
+        if not is_computed_by_functions(self.config):
+            raise ValueError(
+                f"attn_implementation: got {name!r}, but {self.config.attention} is not computed "
+                f"by one call of standard attention; allowed are {', '.join(BACKENDS)}"
+            )
+        return str(super().get_correct_attn_implementation(name, is_init_check))
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)  # N(0, initializer_range), zero biases, norms of ones
@@ -101,9 +137,25 @@ class AntiphasePreTrainedModel(PreTrainedModel):
             write_card(self, save_directory)
         return result
 
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """Do nothing: `AntiphaseConfig.save_pretrained` writes the code and `auto_map`.
+
+        Loading with `trust_remote_code=True` calls this. transformers' own method would make
+        `save_pretrained` copy `modeling.py` alone.
+        """
+
     def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
         write_card(self, working_dir)  # in place of the generic one that `push_to_hub` has written
         return super()._upload_modified_files(working_dir, *args, **kwargs)
+
+
+def _takes_documents(function: str, arguments: dict[str, Any]) -> bool:
+    """Tell whether the mask of an attention function contains the documents of packed sequences.
+
+    A server's function has no mask, and continuous batching (with its `cache`) makes its own.
+    """
+    return function in ALL_MASK_ATTENTION_FUNCTIONS._global_mapping and "cache" not in arguments
 
 
 class AntiphaseModel(AntiphasePreTrainedModel):
@@ -124,12 +176,14 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         self.norm = norm_of(config)
         if config.position == "rope":
             self.rotary = RotaryPositions(config, self.attention_layers[0].rotary_widths)
+        self.mechanism = mechanism(config.attention)
+        self.computed_by_functions = is_computed_by_functions(config)
         self.gradient_checkpointing = False
         # transformers casts weights while it loads them, past `Float32Parameters._apply`.
         self._keep_in_fp32_modules_strict = {
-            f"self_attn.{name}."
+            f"self_attn.{name}"
             for name, part in self.attention_layers[0].named_modules()
-            if isinstance(part, Float32Parameters)
+            if isinstance(part, Float32Parameters) and part.state_dict()
         }
         self.post_init()
 
@@ -174,8 +228,15 @@ class AntiphaseModel(AntiphasePreTrainedModel):
                 past_key_values = with_room(past_key_values)
         self._check_cache(past_key_values)
         attention_mask = without_full_padding_mask(attention_mask)
-        documents = packed_documents(x, attention_mask, position_ids, past_key_values, kwargs)
-        masks = ops_masks(
+        return_map = bool(kwargs.get("output_attentions", config.output_attentions))
+        backend = (
+            "reference" if config._attn_implementation == EAGER else config._attn_implementation
+        )
+        by_function = self._calls_function(backend, return_map)
+        documents = None
+        if not by_function or _takes_documents(backend, kwargs):
+            documents = packed_documents(x, attention_mask, position_ids, past_key_values, kwargs)
+        masks = (function_masks if by_function else ops_masks)(
             config, set(self.layer_types), x, attention_mask, past_key_values, documents
         )
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
@@ -188,8 +249,7 @@ class AntiphaseModel(AntiphasePreTrainedModel):
             rotary = self.rotary(x, position_ids)
         elif config.position == "sinusoidal":
             x = x + sinusoidal(position_ids, config.hidden_size, x.dtype)
-        return_map = bool(kwargs.get("output_attentions", config.output_attentions))
-        backend = config._attn_implementation
+        function_arguments = {**kwargs, "position_ids": position_ids} if by_function else None
         static = past_key_values is not None and past_key_values.is_compileable
         eager = not static and not torch.compiler.is_compiling()
         decodes = eager and past > 0 and not torch.is_grad_enabled()
@@ -201,18 +261,31 @@ class AntiphaseModel(AntiphasePreTrainedModel):
                 # The causal flag alone masks the prefill of a static cache.
                 prefill = static and mask.mask is None
                 cache = LayerCache(past_key_values, i, static_prefill=prefill, decodes=decodes)
-            x, _ = block(
+            out = block(
                 x,
                 mask=mask,
                 rotary=rotary,
                 cache=cache,
-                backend=backend,
+                backend=backend if by_function or backend in BACKENDS else "auto",
                 return_map=return_map,
+                function_arguments=function_arguments,
             )
+            # A server replaces the blocks that another process computes by ones that return x.
+            x = out[0] if isinstance(out, tuple) else out
         return BaseModelOutputWithPast(
             last_hidden_state=self.norm(x),
             past_key_values=past_key_values if use_cache else None,
         )
+
+    def _calls_function(self, backend: str, return_map: bool) -> bool:
+        """Tell whether the layers call an attention function of transformers instead of an op.
+
+        Maps come from the ops, and so do soft-capped scores and dropout under the name "sdpa".
+        """
+        if backend in ONLY_OPS or not self.computed_by_functions or return_map:
+            return False
+        dropout = self.config.attention_dropout if self.training else 0.0
+        return backend != "sdpa" or not (self.config.attn_logit_softcapping or dropout)
 
     @property
     def attention_layers(self) -> list[Attention]:
@@ -220,11 +293,10 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         return [block.self_attn for block in self.layers]  # type: ignore[misc]
 
     def _check_cache(self, cache: Cache | None) -> None:
-        layer = self.attention_layers[0]
-        if cache is not None and cache.is_compileable and not layer.static_cache:
+        if cache is not None and cache.is_compileable and not self.mechanism.static_cache:
             raise ValueError(
-                f"past_key_values: {layer.name} does not work with a static cache; use a dynamic "
-                "one (cache_implementation='dynamic')"
+                f"past_key_values: {self.mechanism.name} does not work with a static cache; use a "
+                "dynamic one (cache_implementation='dynamic')"
             )
 
 
@@ -236,6 +308,8 @@ class AntiphaseForCausalLM(AntiphasePreTrainedModel, GenerationMixin):
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
+    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # noqa: RUF012
 
     def __init__(self, config: AntiphaseConfig) -> None:
         super().__init__(config)
@@ -253,6 +327,31 @@ class AntiphaseForCausalLM(AntiphasePreTrainedModel, GenerationMixin):
         cache = model_kwargs.get("past_key_values")
         if given is None and isinstance(cache, DynamicCache) and not cache.offloading:
             with_room(cache)
+
+    def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate by transformers' continuous batching, whose arguments these are.
+
+        It needs an attention function that knows its paged cache. A model on one of the ops uses
+        "sdpa" for the time of the call.
+
+        Raises:
+            ValueError: the mechanism does not have the heads that the paged cache is made for.
+        """
+        config = self.config
+        _, kv_heads, width = served_heads(config)
+        if (kv_heads, width) != (config.num_key_value_heads, config.head_dim):
+            raise ValueError(
+                f"generate_batch: {config.attention} has {kv_heads} key/value heads of width "
+                f"{width} in one call of standard attention, but the paged cache is made for "
+                f"{config.num_key_value_heads} of width {config.head_dim}; use generate"
+            )
+        before = config._attn_implementation
+        if before in ONLY_OPS:
+            self.set_attn_implementation("sdpa")
+        try:
+            return super().generate_batch(*args, **kwargs)
+        finally:
+            self.set_attn_implementation(before)
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
@@ -296,7 +395,7 @@ class AntiphaseForCausalLM(AntiphasePreTrainedModel, GenerationMixin):
         )
         x = outputs.last_hidden_state
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(x[:, keep, :])
+        logits = apply_linear(self.lm_head, x[:, keep, :])
         loss = None
         if labels is not None:
             loss = self.loss_function(
@@ -319,3 +418,13 @@ class AntiphaseForSequenceClassification(
 
     Padding behind the last token is found by `pad_token_id`.
     """
+
+
+class AntiphaseForTokenClassification(GenericForTokenClassification, AntiphasePreTrainedModel):
+    """A classifier of tokens: the stack of blocks and a head on every token."""
+
+
+class AntiphaseForQuestionAnswering(GenericForQuestionAnswering, AntiphasePreTrainedModel):
+    """Extractive question answering: for every token, whether the answer starts or ends there."""
+
+    base_model_prefix = "model"  # so that the body of a language model is loaded

@@ -21,6 +21,7 @@ from antiphase.ops.functional import (
     rectified_attention,
     visible_keys,
 )
+from antiphase.ops.fused_cpu import linear
 from antiphase.ops.norm import rms_norm
 from antiphase.ops.reference import rectify
 from antiphase.ops.rotary import rotary_table, rotate
@@ -38,6 +39,7 @@ __all__ = [
     "documents_from_cu_seqlens",
     "documents_from_position_ids",
     "dropout_mask",
+    "linear",
     "linear_attention",
     "linear_map",
     "prefix_attention",

@@ -19,6 +19,7 @@ from antiphase.ops.arguments import (
     statistics_dtype,
     without_autocast,
 )
+from antiphase.ops.fused_cpu.eager import is_exporting
 
 CHUNK = 32
 LOG_ZERO = -1e30  # stands for log 0; finite, so that gradients are
@@ -79,7 +80,7 @@ def linear_attention(
         within = (fq @ fk.mT).tril()  # the chunk's own keys
         fq, S, within, v = (t.flatten(0, 2) for t in (fq, S, within, v))
         out = torch.baddbmm(fq @ S, within, v)
-        out = out.view(len(state), H, z.shape[2], out.shape[-1])[:, :, :T]
+        out = out.view(state.shape[0], H, z.shape[2], out.shape[-1])[:, :, :T]
         return out.to(out_dtype), after
 
 
@@ -216,7 +217,13 @@ def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
 
 
 def _chunks(t: Tensor, fill: float = 0.0) -> Tensor:
-    """Return [B, H, T, w] as [B, H, chunks, CHUNK, w], padded at the end."""
+    """Return [B, H, T, w] as [B, H, chunks, CHUNK, w], padded at the end.
+
+    A program that is recorded has one chunk of length T: the number of chunks of another length
+    would be a constant in it.
+    """
+    if is_exporting():
+        return t[:, :, None]
     padding = -t.shape[2] % CHUNK
     if padding:
         t = F.pad(t, (0, 0, 0, padding), value=fill)
@@ -258,8 +265,8 @@ def _document_chunks(starts: Tensor) -> tuple[Tensor, Tensor]:
         The number of each key's document [B, chunks, CHUNK], and those of the documents in which
         the state and then each chunk end [B, 1 + chunks].
     """
-    ids = _chunks(starts[:, None, :, None].long())[:, 0, ..., 0].flatten(1).cumsum(1)
-    ids = ids.unflatten(1, (-1, CHUNK))
+    ids = _chunks(starts[:, None, :, None].long())[:, 0, ..., 0]  # [B, chunks, CHUNK]
+    ids = ids.flatten(1).cumsum(1).view_as(ids)
     return ids, F.pad(ids[..., -1], (1, 0))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from antiphase.ops import fused_cpu, reference, sdpa
 from antiphase.ops.arguments import Arguments, without_autocast
-from antiphase.ops.fused_cpu.eager import transforms_active
+from antiphase.ops.fused_cpu.eager import is_exporting, transforms_active
 
 
 class Backend(Protocol):
@@ -58,7 +58,7 @@ def choose(args: Arguments, backend: str = AUTO) -> str:
         return backend
     if transforms_active():
         return "reference"
-    if cpu:
+    if cpu and not is_exporting():
         return "fused_cpu"
     # SDPA has neither dropout with one mask for both maps nor a soft-cap.
     return "reference" if args.dropout or args.softcap else "sdpa"
@@ -67,7 +67,8 @@ def choose(args: Arguments, backend: str = AUTO) -> str:
 def explain(args: Arguments, backend: str = AUTO) -> Choice:
     """Return which backend and level run these arguments, and why."""
     name = choose(args, backend)
-    reason = "requested" if backend != AUTO else f"auto chooses it on {args.q1.device.type}"
+    where = "while exporting" if is_exporting() else f"on {args.q1.device.type}"
+    reason = "requested" if backend != AUTO else f"auto chooses it {where}"
     if name != "fused_cpu":
         return Choice(name, None, reason)
     level, why = fused_cpu.choose_level(args)

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from antiphase.ops.fused_cpu.eager import needs_plain_operators
+
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     """Compute x / rms(x) * gain over the last dimension.
@@ -17,6 +19,10 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     Returns:
         The normalised input [..., w], in the dtype of `x`.
     """
+    if needs_plain_operators():
+        wide = x.to(torch.promote_types(x.dtype, gain.dtype))
+        inverse = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
+        return (wide * inverse * gain).to(x.dtype)
     if not torch.is_grad_enabled():  # `apply` takes longer than the norm of one token
         return _RMSNorm.forward(x, gain, eps)
     return _RMSNorm.apply(x, gain, eps)  # type: ignore[no-untyped-call]

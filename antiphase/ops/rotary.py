@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from antiphase.ops.fused_cpu.eager import needs_plain_operators
+
 
 def rotary_table(
     length: int, width: int, theta: float = 10000.0, *, device: torch.device | None = None
@@ -41,6 +43,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         The rotated tensor [B, T, heads, w], in the dtype of `x`.
     """
     cos, sin = cos.unsqueeze(2).to(x.dtype), sin.unsqueeze(2).to(x.dtype)
+    if needs_plain_operators():
+        x1, x2 = x.chunk(2, dim=-1)
+        return x * cos + torch.cat([-x2, x1], dim=-1) * sin
     if not torch.is_grad_enabled():  # `apply` takes longer than the rotation of one token
         return _Rotate.forward(x, cos, sin)
     return _Rotate.apply(x, cos, sin)  # type: ignore[no-untyped-call]

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from antiphase.ops import reference
 from antiphase.ops.arguments import Arguments, combined_mask, repeat_heads
+from antiphase.ops.fused_cpu.eager import is_exporting
 
 
 def forward(args: Arguments) -> Tensor:
     """Return the output [B, H, Tq, dv]."""
     if args.softcap or args.dropout:
         return reference.forward(args)
-    causal = args.causal and args.q1.shape[2] > 1  # a single query attends to every key
+    causal = bool(args.causal and args.q1.shape[2] > 1)  # a single query attends to every key
     mask, empty = args.mask, None
     masked = mask is not None or args.window or args.documents is not None
     if masked or (causal and args.q1.shape[2] != args.k1.shape[2]):
@@ -59,8 +60,9 @@ def _one_map(
     H, Tq, dv = args.q1.shape[1], q.shape[2], args.v.shape[-1]
     q, v = repeat_heads(q, H), args.v
     # Only the CPU flash kernel groups heads in every case. On CUDA, `enable_gqa` with a mask or in
-    # fp32 falls back to a materialised map.
+    # fp32 falls back to a materialised map. Exporters may not know it.
     grouped = q.device.type == "cpu" and args.sink is None and k.shape[1] == v.shape[1]
+    grouped = grouped and not is_exporting()
     if not grouped:
         k, v = repeat_heads(k, H), repeat_heads(v, H)
     if args.sink is not None:

@@ -77,6 +77,24 @@ def test_a_method_ends_with_a_plain_model(method, recipe, tmp_path):
     assert unchain_run(mine, OPTIONS, folder) == results
 
 
+def test_benchmarks_are_evaluated_before_and_after(recipe, tmp_path, monkeypatch):
+    pytest.importorskip("lm_eval", reason="needs lm-evaluation-harness: antiphase[evaluate]")
+    from tests.evaluation.small_benchmarks import install_small
+
+    options = replace(OPTIONS, benchmarks=["lambada"], benchmark_items=3)
+    monkeypatch.setenv("ANTIPHASE_CACHE", str(tmp_path / "empty"))
+    with pytest.raises(ValueError, match=r"lambada: needs lambada, .* antiphase data benchmarks"):
+        unchain_run(recipe, options, tmp_path / "run", quiet=True)
+    install_small(tmp_path, monkeypatch)
+    results = unchain_run(recipe, options, tmp_path / "run", quiet=True)
+    measure = results["benchmarks"]["tasks"]["lambada"]["measures"]["bits per byte"]
+    before, after = (model["value"] for model in measure["models"])
+    assert measure["difference"]["value"] == pytest.approx(after - before)
+    assert before != after
+    assert "lambada: bits per byte" in (tmp_path / "run" / "README.md").read_text()
+    assert unchain_run(recipe, options, tmp_path / "run") == results
+
+
 def test_the_adapter_of_a_run_is_its_model(recipe, tmp_path):
     unchain_run(recipe, OPTIONS, tmp_path / "run", quiet=True)
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")

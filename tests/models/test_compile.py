@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers.cache_utils import StaticCache
 
+from antiphase.models.compiled_decoding import compiled_generation
 from tests.models.tiny import model, token_ids
 
 SLOW = pytest.mark.slow
@@ -58,3 +59,30 @@ def test_decoding_with_a_static_cache_is_one_graph(name, compiler):
         got = step(ids[:, t : t + 1], past_key_values=cache).logits[:, 0]
         torch.testing.assert_close(got, want[:, t], atol=2e-5, rtol=1e-4)
     assert graphs.frame_count == 1
+
+
+@both
+@pytest.mark.parametrize(
+    "name", ["diff_v2", *(pytest.param(n, marks=SLOW) for n in ("standard", "diff_v1"))]
+)
+@torch.no_grad()
+def test_compiled_generation_gives_the_same_tokens(name, compiler):
+    net, ids = model(name), token_ids(2, 9)
+    greedy = {"do_sample": False, "max_new_tokens": 6}
+    want = net.generate(ids, **greedy)
+    arguments = compiled_generation()
+    arguments["compile_config"].backend = compiler
+    assert torch.equal(net.generate(ids, **greedy, **arguments), want)
+
+
+@torch._dynamo.config.patch(recompile_limit=1)
+@torch.no_grad()
+def test_more_cache_lengths_than_pytorch_compiles():
+    """Beyond the limit, decoding is eager; it does not fail."""
+    net, ids = model("diff_v2"), token_ids(1, 9)
+    for new_tokens in (3, 5, 7):
+        arguments = compiled_generation()
+        arguments["compile_config"].backend = "aot_eager"
+        greedy = {"do_sample": False, "max_new_tokens": new_tokens}
+        want = net.generate(ids, **greedy)
+        assert torch.equal(net.generate(ids, **greedy, **arguments), want)

@@ -229,7 +229,7 @@ def test_base_fields_and_off_values_are_accepted_and_every_copy_is_equal(name, f
     assert AntiphaseConfig.from_dict(known).to_dict() == known
     assert copy.deepcopy(cfg).to_dict() == known
     cfg.save_pretrained(tmp_path)
-    same = {"_name_or_path": 0}  # where it was loaded from
+    same = {"_name_or_path": 0, "auto_map": 0}  # where it was loaded from, the code beside it
     for loaded in (
         AntiphaseConfig.from_pretrained(tmp_path),
         AutoConfig.from_pretrained(tmp_path),

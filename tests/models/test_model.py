@@ -214,15 +214,14 @@ def test_the_backend_is_chosen_as_hugging_face_does(backend):
     net = model("diff_v1")
     want = net(token_ids()).logits
     net.set_attn_implementation(backend)
-    expected = "reference" if backend == "eager" else backend
-    assert net.config._attn_implementation == expected
+    assert net.config._attn_implementation == backend
     torch.testing.assert_close(net(token_ids()).logits, want, atol=1e-5, rtol=1e-4)
     created = AutoModelForCausalLM.from_config(net.config, attn_implementation=backend)
-    assert created.config._attn_implementation == expected
+    assert created.config._attn_implementation == backend
 
 
 def test_an_unknown_backend_is_rejected():
-    with pytest.raises(ValueError, match="got 'flash_attention_9', allowed are auto, reference"):
+    with pytest.raises(ValueError, match=r"flash_attention_9.* allowed are auto, reference"):
         AutoModelForCausalLM.from_config(config("diff_v1"), attn_implementation="flash_attention_9")
 
 

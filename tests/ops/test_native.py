@@ -118,6 +118,7 @@ def test_library_of_another_interface(cxx, tmp_path: Path):
     extern "C" double antiphase_rate(long) { return 1.0; }
     extern "C" long antiphase_forward() { return 0; }
     extern "C" long antiphase_backward() { return 0; }
+    extern "C" long antiphase_linear() { return 0; }
     """
     report = run_case(tmp_path, CXX=compile_instead(tmp_path, source))
     assert_fell_back(report, "another interface")
@@ -130,6 +131,7 @@ def test_library_that_this_processor_cannot_run(cxx, tmp_path: Path):
     extern "C" double antiphase_rate(long) {{ __builtin_trap(); }}
     extern "C" long antiphase_forward() {{ return 0; }}
     extern "C" long antiphase_backward() {{ return 0; }}
+    extern "C" long antiphase_linear() {{ return 0; }}
     """
     report = run_case(tmp_path, CXX=compile_instead(tmp_path, source))
     assert_fell_back(report, "died of SIG")
@@ -288,7 +290,7 @@ def test_forced_build_tests_again(built: Path, cxx, tmp_path: Path, monkeypatch)
 def test_warnings_as_errors_do_not_fail_the_call(monkeypatch, capsys):
     monkeypatch.setenv("ANTIPHASE_NATIVE", "0")
     monkeypatch.setattr(native, "_load", native._load.__wrapped__)
-    monkeypatch.setattr(level, "_unavailable", functools.cache(level._unavailable.__wrapped__))
+    monkeypatch.setattr(level, "unavailable", functools.cache(level.unavailable.__wrapped__))
     inputs = [torch.randn(1, 2, 5, 8) for _ in range(5)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -28,7 +28,7 @@ class Program(torch.nn.Module):
     """A module to export."""
 
     def forward(self, q1, k1, q2, k2, v, lam):
-        return diff_attention(q1, k1, q2, k2, v, lam, causal=True)
+        return diff_attention(q1, k1, q2, k2, v, lam, causal=True, backend="fused_cpu")
 
 
 def export() -> torch.nn.Module:

@@ -113,6 +113,17 @@ def backward(
     return (*grads, dlam, dsink)
 
 
+def linear(library: Library, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x W^T + bias for few rows x [..., K]; W [M, K] is contiguous, all have one dtype."""
+    M, K = weight.shape
+    y = x.new_empty((*x.shape[:-1], M))
+    x, bias = x.contiguous(), None if bias is None else bias.contiguous()
+    tensors = (x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr())
+    sizes = (DTYPES.index(x.dtype), x.numel() // K, M, K)
+    run(library.handle.antiphase_linear, *tensors, y.data_ptr(), *sizes)
+    return y
+
+
 def _reduce(grad: Tensor, to: Tensor) -> Tensor:
     """Return a gradient in the shape of its input: without padded channels, shared heads summed."""
     grad = grad[..., : to.shape[-1]]
@@ -269,8 +280,8 @@ def kernel_arguments(library: Library, args: Arguments, *, backward: bool) -> Ke
     return call
 
 
-def run(function: Any, arguments: object, *options: int) -> None:
+def run(function: Any, *arguments: object) -> None:
     """Call a kernel; raise what it reports."""
     message = ctypes.create_string_buffer(512)
-    if function(arguments, *options, message, len(message)):
+    if function(*arguments, message, len(message)):
         raise RuntimeError(f"antiphase CPU kernel: {message.value.decode(errors='replace')}")

@@ -41,7 +41,7 @@ def why_python(args: Arguments) -> str | None:
     """Say why the Python level runs these arguments now; None if the C++ level does."""
     if requested_python():
         return "requested by python_level()"
-    return unsupported_by_cpp(args) or _unavailable()
+    return unsupported_by_cpp(args) or unavailable()
 
 
 def choose_level(args: Arguments) -> tuple[str, str]:
@@ -51,7 +51,7 @@ def choose_level(args: Arguments) -> tuple[str, str]:
 
 
 @functools.cache
-def _unavailable() -> str | None:
+def unavailable() -> str | None:
     """Say why this machine has no C++ level, with one warning; None if it has."""
     try:
         native.library()

@@ -354,7 +354,9 @@ def open_library(path: Path) -> ctypes.CDLL:
         handle.antiphase_rate.argtypes, handle.antiphase_rate.restype = [integer], ctypes.c_double
         handle.antiphase_forward.argtypes = [arguments, integer, text, integer]
         handle.antiphase_backward.argtypes = [arguments, text, integer]
-        for function in (handle.antiphase_forward, handle.antiphase_backward):
+        handle.antiphase_linear.argtypes = [arguments] * 4 + [integer] * 4 + [text, integer]
+        functions = (handle.antiphase_forward, handle.antiphase_backward, handle.antiphase_linear)
+        for function in functions:
             function.restype = integer
         size = handle.antiphase_arguments_size()
     except (OSError, AttributeError) as error:

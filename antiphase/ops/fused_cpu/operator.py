@@ -14,6 +14,7 @@ from antiphase.ops import reference
 from antiphase.ops.arguments import Arguments, statistics_dtype
 from antiphase.ops.fused_cpu import abi, blocks, native
 from antiphase.ops.fused_cpu.checks import check_gradient_sizes, check_sizes, check_transforms
+from antiphase.ops.fused_cpu.decode import decode
 from antiphase.ops.fused_cpu.eager import is_eager
 from antiphase.ops.fused_cpu.level import why_python
 
@@ -28,7 +29,11 @@ def forward(args: Arguments) -> Tensor:
     options = (*visible, args.dropout, args.softcap, args.scale1, args.scale2)
     out: Tensor
     given = [t for t in tensors if t is not None]
-    if not args.q1.shape[0] or not is_eager(*given):
+    if _decodes_compiled(args):
+        out = torch.ops.antiphase.decode(
+            *pairs, args.lam, args.mask, *visible, args.scale1, args.scale2
+        )
+    elif not args.q1.shape[0] or not is_eager(*given):
         out = _forward(*tensors, *options)[0]
     elif torch.is_grad_enabled() and any(t.requires_grad for t in given):
         out = _Eager.apply(*tensors, *options)[0]  # type: ignore[no-untyped-call]
@@ -95,6 +100,57 @@ def _empty_results(q1: Tensor, q2: Tensor | None, v: Tensor) -> tuple[Tensor, Te
 @_forward.register_fake
 def _(q1, k1, q2, k2, v, *args):  # type: ignore[no-untyped-def]
     return _empty_results(q1, q2, v)
+
+
+def _decodes_compiled(args: Arguments) -> bool:
+    """Tell whether a compiled program gets the operator with little overhead: one query row."""
+    extended = args.sink is not None or args.documents is not None or args.seed is not None
+    return (
+        torch.compiler.is_compiling()
+        and not torch.compiler.is_exporting()
+        and not torch.is_grad_enabled()
+        and args.q1.shape[2] == 1
+        and not extended
+        and not args.softcap
+    )
+
+
+def _decode(
+    q1: Tensor,
+    k1: Tensor,
+    q2: Tensor | None,
+    k2: Tensor | None,
+    v: Tensor,
+    lam: Tensor | None,
+    mask: Tensor | None,
+    causal: bool,
+    window: int,
+    keep_first: int,
+    scale1: float,
+    scale2: float,
+) -> Tensor:
+    """Return the output of one query row per head, without gradients."""
+    keys2 = k1 if q2 is not None and k2 is None else k2
+    visible = (causal, scale1, scale2, window or None, keep_first)
+    out = decode(q1, k1, q2, keys2, v, lam, mask, *visible)
+    if out is not None:
+        return out
+    tensors = (q1, k1, q2, k2, v, lam, None, mask, None, None)
+    return _forward(*tensors, causal, window, keep_first, 0.0, 0.0, scale1, scale2)[0]
+
+
+# Below `custom_op`, whose calls take as long as the attention of one query.
+_operators = torch.library.Library("antiphase", "FRAGMENT")
+_operators.define(
+    "decode(Tensor q1, Tensor k1, Tensor? q2, Tensor? k2, Tensor v, Tensor? lam, Tensor? mask, "
+    "bool causal, int window, int keep_first, float scale1, float scale2) -> Tensor"
+)
+_operators.impl("decode", _decode, "CPU")
+
+
+@torch.library.register_fake("antiphase::decode")  # type: ignore[untyped-decorator]
+def _(q1: Tensor, k1: Tensor, q2: Tensor | None, k2: Tensor | None, v: Tensor, *_: Any) -> Tensor:
+    return q1.new_empty(*q1.shape[:3], v.shape[-1])
 
 
 @torch.library.custom_op("antiphase::fused_attention_backward", mutates_args=(), device_types="cpu")
@@ -224,7 +280,7 @@ def _flops(q1: torch.Size, q2: torch.Size | None, v: torch.Size, products: tuple
     return 2 * flops
 
 
-@register_flop_formula(torch.ops.antiphase.fused_attention)
+@register_flop_formula([torch.ops.antiphase.fused_attention, torch.ops.antiphase.decode])
 def _(q1, k1, q2, k2, v, *args, **kwargs):  # type: ignore[no-untyped-def]
     return _flops(q1, q2, v, (1, 1))
 

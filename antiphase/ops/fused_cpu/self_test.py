@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from antiphase.ops.arguments import Arguments
-from antiphase.ops.fused_cpu.abi import KERNELS, Library, backward, forward, tile_rate
+from antiphase.ops.fused_cpu.abi import KERNELS, Library, backward, forward, linear, tile_rate
 from antiphase.ops.fused_cpu.native import Unavailable, open_library
 
 _ROUNDS = 8
@@ -52,7 +52,7 @@ def measure_rates(handle: ctypes.CDLL) -> dict[str, float]:
 
 
 def _is_correct(library: Library, dtype: torch.dtype, tolerance: float) -> bool:
-    """Tell whether small calls (prefill, decode, backward) agree with the formula."""
+    """Tell whether small calls (linear, prefill, decode, backward) agree with the formula."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
@@ -62,6 +62,10 @@ def _is_correct(library: Library, dtype: torch.dtype, tolerance: float) -> bool:
         atol = tolerance * float(expected.abs().max())
         return result is not None and torch.allclose(result.float(), expected, atol=atol)
 
+    x, weight, bias = (draw(*shape).to(dtype) for shape in ((3, 70), (21, 70), (21,)))
+    product = torch.nn.functional.linear(x.float(), weight.float(), bias.float())
+    if not close(linear(library, x, weight, bias), product):
+        return False
     for rows in (1, 70):  # decode, prefill
         q1, q2 = draw(1, 2, rows, 16), draw(1, 2, rows, 16)
         k1, k2, v = draw(1, 1, 330, 16), draw(1, 1, 330, 16), draw(1, 1, 330, 24)

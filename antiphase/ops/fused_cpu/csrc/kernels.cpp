@@ -6,7 +6,8 @@
 // recomputes both maps from the saved row log-sum-exp and needs five products of the same kind.
 //
 // This file is the C interface that Python calls through ctypes. Reading order: vec.h, gemm.h,
-// packing.h, abi.h, visible.h, scores.h, parallel.h, then forward.h, backward.h and decode.h.
+// packing.h, abi.h, visible.h, scores.h, parallel.h, then forward.h, backward.h, decode.h
+// and linear.h.
 //
 // Names: scalar_t is the type of the tensors, operand_t that of the matrix operands, Gemm the
 // micro-kernel. A tile is Gemm::kTile keys. A packed operand is the right side of a product in its
@@ -21,6 +22,7 @@
 #include "backward.h"
 #include "decode.h"
 #include "forward.h"
+#include "linear.h"
 
 namespace antiphase {
 
@@ -110,6 +112,21 @@ int64_t antiphase_backward(const KernelArguments* args, char* error, int64_t siz
     dispatch_types(*args, [&](auto scalar, auto gemm) {
       Backward<decltype(scalar), decltype(gemm)>(*args).run();
     });
+  });
+}
+
+// y = x W^T + bias in the type `dtype`; the tensors of linear.h. Returns as the functions above.
+int64_t antiphase_linear(const void* x, const void* w, const void* bias, void* y, int64_t dtype,
+                         int64_t rows, int64_t M, int64_t K, char* error, int64_t size) {
+  return catch_errors(error, size, [&] {
+    auto run = [&](auto scalar) {
+      using T = decltype(scalar);
+      linear(static_cast<const T*>(x), static_cast<const T*>(w), static_cast<const T*>(bias),
+             static_cast<T*>(y), rows, M, K);
+    };
+    if (dtype == 0) return run(float());
+    if (dtype == 1) return run(BFloat16());
+    run(Half());
   });
 }
 }
