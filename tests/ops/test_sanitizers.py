@@ -82,3 +82,21 @@ def test_random_calls_under_sanitizers(sanitized: dict[str, str], kind: str):
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     done = f"calls {counts['--calls']}, with gradients {counts['--gradients']}, crashes 0"
     assert done in result.stdout
+
+
+LINEAR = """
+import itertools, torch
+from antiphase.ops import linear
+torch.set_grad_enabled(False)
+dtypes = (torch.float32, torch.bfloat16, torch.float16)
+for dtype, rows, M, K in itertools.product(dtypes, (1, 4), (1, 3, 4, 37), (1, 31, 64, 100)):
+    x, weight, bias = (torch.randn(s).to(dtype) for s in ((rows, K), (M, K), (M,)))
+    assert linear(x, weight, bias).isfinite().all()
+print("done")
+"""
+
+
+@pytest.mark.slow
+def test_products_of_few_rows_under_sanitizers(sanitized: dict[str, str]):
+    result = run_python(sanitized, "-c", LINEAR)
+    assert result.stdout == "done\n", result.stderr[-3000:]
