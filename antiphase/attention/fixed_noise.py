@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
-from antiphase.attention.linear import apply_linear
 from antiphase.attention.masking import Masking
 from antiphase.attention.parts import HeadNorm, Lambda, NoiseOptions, halve_heads, per_row
+from antiphase.attention.projections import apply_linear
 from antiphase.attention.running_noise import (
     needs_map,
     running_arguments,

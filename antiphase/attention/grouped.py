@@ -12,7 +12,6 @@ from torch import Tensor, cat, nn
 
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
-from antiphase.attention.linear import apply_linear
 from antiphase.attention.masking import Masking
 from antiphase.attention.parts import (
     HeadNorm,
@@ -21,6 +20,7 @@ from antiphase.attention.parts import (
     check_at_least_one,
     two_softmax_maps,
 )
+from antiphase.attention.projections import apply_linear
 from antiphase.ops import diff_attention
 
 

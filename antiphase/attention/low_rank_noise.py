@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
-from antiphase.attention.linear import apply_linear
 from antiphase.attention.masking import Masking
 from antiphase.attention.parts import (
     HeadNorm,
@@ -23,6 +22,7 @@ from antiphase.attention.parts import (
     halve_heads,
     per_row,
 )
+from antiphase.attention.projections import apply_linear
 from antiphase.attention.running_noise import (
     needs_map,
     running_arguments,

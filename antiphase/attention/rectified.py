@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
-from antiphase.attention.linear import apply_linear
 from antiphase.attention.masking import Masking
 from antiphase.attention.parts import Lambda, LambdaOptions, halve_heads, two_softmax_maps
+from antiphase.attention.projections import apply_linear
 from antiphase.ops import rectified_attention, rectify
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from antiphase.attention.linear import apply_linear
+from antiphase.attention.projections import apply_linear
 from antiphase.ops import diff_attention
 
 

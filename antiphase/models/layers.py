@@ -10,8 +10,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from antiphase.attention.heads import Cache, Rotary
-from antiphase.attention.linear import apply_linear
 from antiphase.attention.parts import Float32Parameters
+from antiphase.attention.projections import apply_linear
 from antiphase.models.config import AntiphaseConfig
 from antiphase.models.masks import OpsMask
 from antiphase.ops import rms_norm

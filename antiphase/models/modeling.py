@@ -18,8 +18,8 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from antiphase.attention import Attention, mechanism
-from antiphase.attention.linear import apply_linear
 from antiphase.attention.parts import Float32Parameters
+from antiphase.attention.projections import apply_linear
 from antiphase.models.cache import LayerCache, forget_constants
 from antiphase.models.config import AntiphaseConfig
 from antiphase.models.growing_cache import with_room

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from antiphase.attention.linear import apply_linear
+from antiphase.attention.projections import apply_linear
 from antiphase.ops import linear
 from antiphase.ops.fused_cpu import abi, python_level
 
