@@ -125,7 +125,7 @@ def function_masks(
             inputs_embeds=x,
             attention_mask=given,
             past_key_values=cache,
-            and_mask_function=None if documents is None else _same_document(documents, len(x)),
+            and_mask_function=None if documents is None else _same_document(documents, x.shape[0]),
         )
         masks[kind] = OpsMask(mask, causal=True)
     return masks

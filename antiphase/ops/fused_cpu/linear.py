@@ -1,7 +1,7 @@
 """The product of few rows with a weight matrix, as in decoding.
 
-It takes the time of reading the matrix from memory, which a BLAS does at less than half the speed
-that the memory has (docs/log.md).
+It takes the time of reading the matrix from memory, which a BLAS does on some processors at less
+than half the speed that the memory has (docs/log.md).
 """
 
 import torch
