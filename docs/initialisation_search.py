@@ -1,10 +1,11 @@
 """The search behind the default initialisation: starts of a model against its held-out loss.
 
-    python docs/initialisation_search.py --out runs/initialisation.jsonl
+    python docs/initialisation_search.py
 
 "scaled" and "published" are the values of the config's `initialisation`; every other start changes
 one of the two by factors on some matrices, or by the gain of the head norm. Finished runs are kept
-in the output file; the same command resumes the search and prints the tables.
+beside the page (`results.jsonl`), so that another machine can continue; the same command resumes
+the search and prints the tables.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from antiphase.tasks import Language, as_tensors, task
 from antiphase.training import Recipe
 from antiphase.training.schedule import lr_factor
 
+RESULTS = Path(__file__).parent / "results" / "initialisation" / "results.jsonl"
 NEEDLES = {"length": 64, "keys": 8, "values": 16, "needles": 4, "repeats": 3, "noise": 1.0}
 TEXT = {"length": 256, "text": ["stdlib"]}
 TOKENIZERS = {"nano": "bpe:2048", "micro": "bpe:2048", "mini": "bpe:4096"}
@@ -117,7 +119,7 @@ def started(job: dict[str, Any], vocab_size: int, fields: dict[str, Any]) -> Ant
 def main() -> None:
     """Run what is missing, print the tables."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, default=Path("runs/initialisation.jsonl"))
+    parser.add_argument("--out", type=Path, default=RESULTS)
     path = parser.parse_args().out
     path.parent.mkdir(parents=True, exist_ok=True)
     done = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

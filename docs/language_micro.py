@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from antiphase.analysis.palette import COLOURS, MATPLOTLIB_MARKERS
-from antiphase.analysis.statistics import student_t
+from antiphase.analysis.statistics import Interval, student_t
 from antiphase.cpu import cpu_name
 from antiphase.training import Recipe, load_recipe, resume, train
 from antiphase.training.callbacks import read_metrics
@@ -34,7 +34,6 @@ ARMS = {  # mechanism and start
     **{name: (name, "scaled") for name in ("standard", "diff_v1", "diff_v2", "low_rank_noise")},
     **{f"{name}, published": (name, "published") for name in ("standard", "diff_v1", "diff_v2")},
 }
-DEFAULT_START = [arm for arm in ARMS if ARMS[arm][1] == "scaled"]
 
 
 class Run(NamedTuple):
@@ -85,8 +84,8 @@ def stored() -> dict[Run, dict[str, Any]]:
     return {Run(*(line[field] for field in Run._fields)): line for line in lines}
 
 
-def losses(runs: list[Run], out: Path) -> list[float]:
-    """Return the held-out losses of the runs; those without a result are trained first."""
+def run_missing(runs: list[Run], out: Path) -> dict[Run, dict[str, Any]]:
+    """Train the runs that have no stored result; return all results."""
     todo = [(run, out) for run in runs if run not in stored()]
     if todo:
         cores = len(os.sched_getaffinity(0))
@@ -95,54 +94,69 @@ def losses(runs: list[Run], out: Path) -> list[float]:
                 with RESULTS.open("a") as file:
                     file.write(json.dumps(result) + "\n")
                 print({k: v for k, v in result.items() if k != "curve"}, flush=True)
-    results = stored()
-    return [results[run]["loss"] for run in runs]
+    return stored()
 
 
-def main() -> None:
-    """Run what is missing, print the tables, draw the picture."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, default=Path("runs/language-micro"))
-    out = parser.parse_args().out
-    tuning = [Run("tuning", arm, lr, TUNING_SEED) for arm in ARMS for lr in RATES]
-    tuned = dict(zip(tuning, losses(tuning, out), strict=True))
-    rates = {arm: min((r for r in tuned if r.arm == arm), key=tuned.__getitem__).lr for arm in ARMS}
-    checks = [Run("bf16", arm, rates[arm], TUNING_SEED) for arm in DEFAULT_START]
-    in_bf16 = dict(zip(DEFAULT_START, losses(checks, out), strict=True))
-    other_start = [arm for arm in ARMS if arm not in DEFAULT_START]
-    final = [
+def tuning_runs() -> list[Run]:
+    """Return the short runs, three rates per arm."""
+    return [Run("tuning", arm, lr, TUNING_SEED) for arm in ARMS for lr in RATES]
+
+
+def chosen_rates(results: dict[Run, dict[str, Any]]) -> dict[str, float]:
+    """Return the rate with the lowest loss of each arm."""
+    runs = tuning_runs()
+    return {
+        arm: min((run for run in runs if run.arm == arm), key=lambda run: results[run]["loss"]).lr
+        for arm in ARMS
+    }
+
+
+def final_runs(rates: dict[str, float]) -> list[Run]:
+    """Return the long runs, those of the default start first."""
+    return [
         Run("final", arm, rates[arm], seed)
-        for arms in (DEFAULT_START, other_start)
+        for start in ("scaled", "published")
         for seed in SEEDS
-        for arm in arms
+        for arm in ARMS
+        if ARMS[arm][1] == start
     ]
-    trained = dict(zip(final, losses(final, out), strict=True))
 
-    print(
-        f"\n| {SHORT_STEPS} steps, seed {TUNING_SEED} | " + " | ".join(f"{r:g}" for r in RATES),
-        end="",
-    )
-    print(" | chosen | chosen, in bf16 |\n" + "|---" * (len(RATES) + 3) + "|")
+
+def tables(results: dict[Run, dict[str, Any]]) -> str:
+    """Return the two tables of the page, in Markdown."""
+    rates = chosen_rates(results)
+    head = [f"{SHORT_STEPS} steps, seed {TUNING_SEED}", *(f"lr {lr:g}" for lr in RATES)]
+    rows = [[*head, "chosen", "chosen, in bf16"]]
     for arm in ARMS:
-        row = " | ".join(f"{tuned[Run('tuning', arm, lr, TUNING_SEED)]:.3f}" for lr in RATES)
-        print(
-            f"| {arm} | {row} | {rates[arm]:g} | "
-            + (f"{in_bf16[arm]:.3f}" if arm in in_bf16 else "")
-            + " |"
-        )
+        short = [results[Run("tuning", arm, lr, TUNING_SEED)]["loss"] for lr in RATES]
+        check = results.get(Run("bf16", arm, rates[arm], TUNING_SEED))
+        row = [arm, *(f"{loss:.3f}" for loss in short), f"{rates[arm]:g}"]
+        rows.append([*row, f"{check['loss']:.3f}" if check else ""])
+    tuning = markdown(rows)
 
-    by_arm = {arm: [trained[Run("final", arm, rates[arm], seed)] for seed in SEEDS] for arm in ARMS}
-    print("\n| 610 steps | by seed | mean [95%] | minus standard of the same start, paired [95%] |")
-    print("|---|---|---|---|")
+    by_arm = final_losses(results)
+    rows = [["610 steps", "by seed", "mean [95%]", "minus `standard`, same start, paired [95%]"]]
     for arm, values in by_arm.items():
         base = by_arm["standard" + arm.removeprefix(ARMS[arm][0])]
         paired = student_t([a - b for a, b in zip(values, base, strict=True)])
-        cells = [", ".join(f"{v:.3f}" for v in values), interval(student_t(values))]
-        print(f"| {arm} | {' | '.join(cells)} | {interval(paired) if base is not values else ''} |")
-    draw(by_arm)
+        row = [arm, ", ".join(f"{v:.3f}" for v in values), interval(student_t(values))]
+        rows.append([*row, "" if base is values else interval(paired)])
+    return tuning + "\n" + markdown(rows)
 
 
-def interval(value: Any) -> str:
+def final_losses(results: dict[Run, dict[str, Any]]) -> dict[str, list[float]]:
+    """Return the losses of the long runs by arm, in the order of the seeds."""
+    runs = final_runs(chosen_rates(results))
+    return {arm: [results[run]["loss"] for run in runs if run.arm == arm] for arm in ARMS}
+
+
+def markdown(rows: list[list[str]]) -> str:
+    """Return a table whose first row is its head."""
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]) + "\n"
+
+
+def interval(value: Interval) -> str:
     """Return a mean with its interval, in thousandths of a nat."""
     return f"{value.mean:.3f} [{value.low:.3f}, {value.high:.3f}]"
 
@@ -162,6 +176,19 @@ def draw(by_arm: dict[str, list[float]]) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("held-out loss after 5M tokens, nats per token (bar: mean over three seeds)")
     figure.savefig(PICTURE, dpi=150)
+
+
+def main() -> None:
+    """Run what is missing, print the tables, draw the picture."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, default=Path("runs/language-micro"))
+    out = parser.parse_args().out
+    rates = chosen_rates(run_missing(tuning_runs(), out))
+    default = [arm for arm in ARMS if ARMS[arm][1] == "scaled"]
+    run_missing([Run("bf16", arm, rates[arm], TUNING_SEED) for arm in default], out)
+    results = run_missing(final_runs(rates), out)
+    print(tables(results))
+    draw(final_losses(results))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def test_the_search_names_every_run_once():
 
 def test_the_arms_of_language_micro_differ_in_mechanism_and_start_alone():
     runs = script("language_micro")
-    recipes = {arm: runs.recipe_of(arm, 1e-3, 0).as_dict() for arm in runs.ARMS}
+    recipes = {arm: runs.Run("final", arm, 1e-3, 0).recipe().as_dict() for arm in runs.ARMS}
     assert len(recipes) == 7
     for arm, recipe in recipes.items():
         assert (recipe["attention"], recipe["model"]["initialisation"]) == runs.ARMS[arm]
