@@ -283,6 +283,32 @@ def bench_adapter(
     output.json({"machine": about, "costs": costs})
 
 
+@bench.command("gpu-roofline")
+def bench_gpu_roofline(
+    heads: Annotated[int, typer.Option(help="number of differential heads")] = 12,
+    width: Annotated[int, typer.Option(help="width of Q and K per head; V has twice that")] = 128,
+    length: Annotated[int, typer.Option(help="number of keys")] = 4096,
+    as_json: AsJson = False,
+) -> None:
+    """Predict the cost on GPUs from counts and published peaks. Nothing is measured.
+
+    Cells are times relative to standard attention of equal parameters: if products, memory and
+    exponentials overlap completely / if they run one after the other (what takes longest).
+    """
+    require_at_least(1, heads=heads, width=width, length=length)
+    from antiphase.benchmarks import roofline
+
+    output = Output(as_json=as_json)
+    rows = roofline.table(roofline.Shape(heads, width, length))
+    columns = ["workload", "form", *(gpu.name for gpu in roofline.GPUS)]
+    output.note(
+        f"predicted, not measured: bf16, {heads} heads with two maps of width {width}, "
+        f"T = {length}, causal"
+    )
+    output.rows(columns, rows)
+    output.json([dict(zip(columns, row, strict=True)) for row in rows])
+
+
 def _begin(quiet: bool, as_json: bool) -> tuple[Output, dict[str, Any]]:
     """Return where to print, and the machine, which is printed first."""
     from antiphase.benchmarks.attention import machine
