@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from antiphase.analysis.palette import COLOURS, MATPLOTLIB_MARKERS
 from antiphase.analysis.statistics import Interval, student_t
 from antiphase.cpu import cpu_name
+from antiphase.markdown import markdown_table
 from antiphase.training import Recipe, load_recipe, resume, train
 from antiphase.training.callbacks import read_metrics
 
@@ -126,34 +127,29 @@ def tables(results: dict[Run, dict[str, Any]]) -> str:
     """Return the two tables of the page, in Markdown."""
     rates = chosen_rates(results)
     head = [f"{SHORT_STEPS} steps, seed {TUNING_SEED}", *(f"lr {lr:g}" for lr in RATES)]
-    rows = [[*head, "chosen", "chosen, in bf16"]]
+    rows = []
     for arm in ARMS:
         short = [results[Run("tuning", arm, lr, TUNING_SEED)]["loss"] for lr in RATES]
         check = results.get(Run("bf16", arm, rates[arm], TUNING_SEED))
         row = [arm, *(f"{loss:.3f}" for loss in short), f"{rates[arm]:g}"]
         rows.append([*row, f"{check['loss']:.3f}" if check else ""])
-    tuning = markdown(rows)
+    tuning = markdown_table([*head, "chosen", "chosen, in bf16"], rows)
 
     by_arm = final_losses(results)
-    rows = [["610 steps", "by seed", "mean [95%]", "minus `standard`, same start, paired [95%]"]]
+    head = ["610 steps", "by seed", "mean [95%]", "minus `standard`, same start, paired [95%]"]
+    rows = []
     for arm, values in by_arm.items():
         base = by_arm["standard" + arm.removeprefix(ARMS[arm][0])]
         paired = student_t([a - b for a, b in zip(values, base, strict=True)])
         row = [arm, ", ".join(f"{v:.3f}" for v in values), interval(student_t(values))]
         rows.append([*row, "" if base is values else interval(paired)])
-    return tuning + "\n" + markdown(rows)
+    return tuning + "\n\n" + markdown_table(head, rows)
 
 
 def final_losses(results: dict[Run, dict[str, Any]]) -> dict[str, list[float]]:
     """Return the losses of the long runs by arm, in the order of the seeds."""
     runs = final_runs(chosen_rates(results))
     return {arm: [results[run]["loss"] for run in runs if run.arm == arm] for arm in ARMS}
-
-
-def markdown(rows: list[list[str]]) -> str:
-    """Return a table whose first row is its head."""
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]) + "\n"
 
 
 def interval(value: Interval) -> str:

@@ -34,7 +34,9 @@ SHARED = [  # import no room
     "cache_folder",
     "cpu",
     "isolated_process",
+    "json_values",
     "lazy_imports",
+    "markdown",
     "options",
 ]
 ROOMS = [

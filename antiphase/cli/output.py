@@ -3,9 +3,7 @@
 Without a terminal there is no limit to the width of a table, unless COLUMNS sets one.
 """
 
-import dataclasses
 import json
-import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from antiphase.cli.table_layout import UNLIMITED, fit, part_of
+from antiphase.json_values import json_ready
 
 
 class Output:
@@ -87,7 +86,7 @@ class Output:
     def json(self, content: Any) -> None:
         """Print a result as JSON, if that was requested; NaN and infinities are null."""
         if self.as_json:
-            typer.echo(json.dumps(_plain(content), indent=1, ensure_ascii=False))
+            typer.echo(json.dumps(json_ready(content), indent=1, ensure_ascii=False))
 
 
 def listing(output: Output, entries: Mapping[str, str], *names: str) -> None:
@@ -111,20 +110,3 @@ def _undecorated(table: Table) -> Table:
 def _is_number(text: str) -> bool:
     """Return whether a cell is a number, an interval, a ratio or a dash."""
     return text in ("", "-") or text.lstrip("+-").startswith(tuple("0123456789")) or text == "nan"
-
-
-def _plain(content: Any) -> Any:
-    """Return content as JSON can hold it."""
-    if dataclasses.is_dataclass(content) and not isinstance(content, type):
-        content = dataclasses.asdict(content)
-    if isinstance(content, Mapping):
-        return {str(key): _plain(value) for key, value in content.items()}
-    if isinstance(content, (list, tuple, set, range)):
-        return [_plain(value) for value in content]
-    if isinstance(content, float):
-        return content if math.isfinite(content) else None
-    if content is None or isinstance(content, (bool, int, str)):
-        return content
-    if hasattr(content, "tolist"):  # arrays and scalars of numpy and torch
-        return _plain(content.tolist())
-    return str(content)

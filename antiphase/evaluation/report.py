@@ -16,6 +16,8 @@ from antiphase.cache_folder import write_private
 from antiphase.evaluation.bootstrap import Estimate, estimate, paired_difference
 from antiphase.evaluation.evaluate import EvaluationOptions, ModelEvaluation, common_rows
 from antiphase.evaluation.suite.registry import BENCHMARKS, Measure
+from antiphase.json_values import json_ready
+from antiphase.markdown import markdown_table
 
 RESULTS = "results.json"
 PAGE = "README.md"
@@ -69,7 +71,7 @@ def summarise(evaluations: Sequence[ModelEvaluation], options: EvaluationOptions
             "depths": grids[0][1],
             "found": [np.round(grid[2], 4).tolist() for grid in grids],
         }
-    return _plain(summary)
+    return json_ready(summary)
 
 
 def needle_grid(evaluation: ModelEvaluation) -> tuple[list[int], list[float], NDArray[np.float64]]:
@@ -123,19 +125,13 @@ def write_report(
     summary = summarise(evaluations, options)
     write_private(folder / RESULTS, json.dumps(summary, indent=1))
     drawn = "needle" in summary and _draw(summary, folder / PICTURE)
-    lines = ["# Evaluation", "", markdown(table_columns(summary), table_rows(summary)), ""]
+    lines = ["# Evaluation", "", markdown_table(table_columns(summary), table_rows(summary)), ""]
     lines += [f"{line}." for line in skipped_lines(summary)]
     if drawn:
         lines += ["", f"![needles found, by depth and length]({PICTURE})", ""]
     lines += ["", "Intervals: 95%, resampled over items (or over questions asked several times)."]
     write_private(folder / PAGE, "\n".join(lines) + "\n")
     return summary
-
-
-def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as a Markdown table."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _estimate(cell: dict[str, Any]) -> Estimate:
@@ -160,14 +156,3 @@ def _draw(summary: dict[str, Any], path: Path) -> bool:
     names = [model["name"] for model in summary["models"]]
     draw_needles(names, found["words"], found["depths"], found["found"], path)
     return True
-
-
-def _plain(content: Any) -> Any:
-    """Return content with null for numbers that are not finite, which JSON lacks."""
-    if isinstance(content, dict):
-        return {key: _plain(value) for key, value in content.items()}
-    if isinstance(content, list):
-        return [_plain(value) for value in content]
-    if isinstance(content, float) and not math.isfinite(content):
-        return None
-    return content

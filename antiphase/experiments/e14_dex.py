@@ -29,7 +29,7 @@ from antiphase.analysis.statistics import (
 )
 from antiphase.experiments.arms import TrainingRun
 from antiphase.experiments.engine import LocalEngine, train_all
-from antiphase.experiments.report.markdown import markdown_table
+from antiphase.experiments.report.markdown import cells_table
 from antiphase.experiments.results import without_nan
 from antiphase.experiments.unchain import RESULTS, check_study, read_results, unchain_run
 from antiphase.experiments.verdicts import (
@@ -253,9 +253,9 @@ VERDICT_COLUMNS = ["reading", "predicts", "measured", "gates", "verdict"]
 def as_markdown(results: dict[str, Any]) -> str:
     """Return the tables as Markdown."""
     parts = [
-        markdown_table(METHOD_COLUMNS, results["table"]),
-        markdown_table(COLUMNS, results["against_dex"]),
-        markdown_table(VERDICT_COLUMNS, verdict_rows(results)),
+        cells_table(METHOD_COLUMNS, results["table"]),
+        cells_table(COLUMNS, results["against_dex"]),
+        cells_table(VERDICT_COLUMNS, verdict_rows(results)),
         "\n".join(f"- **{m}**: {METHODS[m].description}" for m in ("dex", *CONTROLS)),
     ]
     return "\n\n".join(parts) + "\n"

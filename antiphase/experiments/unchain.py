@@ -26,7 +26,7 @@ from antiphase.evaluation.benchmark_data import require_files
 from antiphase.evaluation.evaluate import EvaluationOptions, evaluate_model, require_engine
 from antiphase.evaluation.report import summarise
 from antiphase.evaluation.suite.registry import find_benchmarks
-from antiphase.experiments.report.markdown import markdown_table
+from antiphase.experiments.report.markdown import cells_table
 from antiphase.options import build
 from antiphase.pretrained.adapter import UnchainedModel
 from antiphase.pretrained.base_model import BaseModel, load_base
@@ -288,7 +288,7 @@ def _section(results: dict[str, Any], length: int) -> str:
         batch_size=recipe["batch_size"],
         length=length,
         tokens=recipe["steps"] * recipe["batch_size"] * length,
-        table=markdown_table(COLUMNS, result_rows(results)),
+        table=cells_table(COLUMNS, result_rows(results)),
         operation=f"\n{operation.capitalize()}.\n" if operation else "",
         imports="import antiphase.models  # its class\n" if recipe["method"] == "v2" else "",
     )

@@ -4,6 +4,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+from antiphase.markdown import markdown_table
 from antiphase.training.callbacks import read_metrics
 from antiphase.training.criterion import criterion_of
 from antiphase.training.recipe import Recipe
@@ -37,21 +38,21 @@ def write_run_card(folder: Path, recipe: Recipe, *sections: str) -> None:
         recipe: of the run.
         *sections: Markdown that comes before the recipe's fields.
     """
-    scores = [f"| {name} | {value:.4g} |" for name, value in final_scores(folder).items()]
-    fields = [f"| {name} | `{value}` |" for name, value in recipe.as_dict().items()]
+    scores = [[name, f"{value:.4g}"] for name, value in final_scores(folder).items()]
+    fields = [[name, f"`{value}`"] for name, value in recipe.as_dict().items()]
     skipped = sum("skipped" in line for line in read_metrics(folder))
     criterion = criterion_of(folder)
     drawn = draw_curves({folder.name: folder}, folder / "curve.png")
     parts = [
         f"# {recipe.title}",
         f"Held-out scores at step {recipe.steps if criterion is None else criterion.end}:",
-        "\n".join(["| score | value |", "|---|---|", *scores]),
+        markdown_table(["score", "value"], scores),
         "" if criterion is None else f"Criterion: {criterion}.",
         f"**{skipped} steps were skipped** (`why` in metrics.jsonl)." if skipped else "",
         "![curve](curve.png)" if drawn else "",
         *sections,
         "Trained by `antiphase train` with `recipe.yaml`, on the machine in `environment.json`:",
-        "\n".join(["| field | value |", "|---|---|", *fields]),
+        markdown_table(["field", "value"], fields),
     ]
     (folder / CARD).write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
 

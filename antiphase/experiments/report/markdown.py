@@ -47,6 +47,7 @@ from antiphase.experiments.report.static import figure_names, map_rows
 from antiphase.experiments.report.words import INTRODUCTION, MAPS_NOTE, RECIPE_NOTE, WORDS
 from antiphase.experiments.results import Result, Study
 from antiphase.experiments.verdicts import READINGS
+from antiphase.markdown import markdown_table
 
 
 def as_markdown(study: Study, published: Study | None = None) -> str:
@@ -68,14 +69,14 @@ def as_markdown(study: Study, published: Study | None = None) -> str:
         parts.append(f"\n![Where attention goes on one sequence](attention.png)\n\n{caption}")
     parts += [
         "\n## Verdicts\n",
-        markdown_table(verdict_columns(published), verdict_rows(study, published)),
+        cells_table(verdict_columns(published), verdict_rows(study, published)),
         f"\n{FOOTNOTE}. " + (ABSENT if published is None else status_line(published)),
     ]
     if rows := power_rows(study):
         parts += [
             "\n## What this study could detect\n",
             f"{power_line(study)} {POWER_NOTE}\n",
-            markdown_table(POWER_COLUMNS, rows),
+            cells_table(POWER_COLUMNS, rows),
         ]
     if study.attention and study.attention.maps:
         parts.append(_maps(study.attention))
@@ -89,10 +90,10 @@ def as_markdown(study: Study, published: Study | None = None) -> str:
         parts += [
             "\n## Compared with published numbers\n",
             f"{claim_note(study)}\n",
-            markdown_table(CLAIM_COLUMNS, claim_rows(study)),
+            cells_table(CLAIM_COLUMNS, claim_rows(study)),
         ]
     parts += ["\n## Recipe\n", f"{RECIPE_NOTE}\n"]
-    parts.append(markdown_table(RECIPE_COLUMNS, recipe_rows(study)))
+    parts.append(cells_table(RECIPE_COLUMNS, recipe_rows(study)))
     if lines := not_run_lines(study):
         parts += ["\n## Not run\n", "\n\n".join(lines)]
     parts += ["\n## Provenance\n", f"{' '.join(provenance_lines(study))} {machine_line(study)}."]
@@ -138,28 +139,25 @@ def _maps(example: AttentionExample) -> str:
 def _section(study: Study, result: Result) -> str:
     parts = [f"\n## {heading(result)}\n", f"{result.question}\n"]
     parts += [f"**{note}**\n" for note in result.notes]
-    parts.append(markdown_table(*prediction_table(study, result)))
+    parts.append(cells_table(*prediction_table(study, result)))
     if gates := gate_rows(result):
-        parts += ["", markdown_table(GATE_COLUMNS, gates)]
+        parts += ["", cells_table(GATE_COLUMNS, gates)]
     parts.append("")
     for name, figure in zip(figure_names(result), result.figures, strict=True):
         parts.append(f"![{figure.title}](figures/{name})")
     parts += [_table(table) for table in result.tables]
     if other := other_rows(result):
-        parts += ["", markdown_table(OTHER_COLUMNS, other)]
-    parts += ["", markdown_table(ARM_COLUMNS, arm_rows(result))]
+        parts += ["", cells_table(OTHER_COLUMNS, other)]
+    parts += ["", cells_table(ARM_COLUMNS, arm_rows(result))]
     parts.append(f"\nMeasured on: {result.provenance}. `{command(result)}`")
     return "\n".join(parts)
 
 
 def _table(table: Table) -> str:
     note = f" {table.note}" if table.note else ""
-    return f"\n**{table.title}.**{note}\n\n" + markdown_table(table.columns, table.rows)
+    return f"\n**{table.title}.**{note}\n\n" + cells_table(table.columns, table.rows)
 
 
-def markdown_table(columns: list[str], rows: Sequence[Sequence[ReportCell]]) -> str:
-    """Return rows of cells under headings."""
-    lines = [columns, ["---"] * len(columns), *([cell_text(cell) for cell in row] for row in rows)]
-    return "\n".join(
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines
-    )
+def cells_table(columns: list[str], rows: Sequence[Sequence[ReportCell]]) -> str:
+    """Return rows of a report's cells under headings."""
+    return markdown_table(columns, [[cell_text(cell) for cell in row] for row in rows])
