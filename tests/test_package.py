@@ -47,6 +47,7 @@ ROOMS = [
     "training",
     "analysis",
     "experiments",
+    "explorer",
     "benchmarks",
     "cli",
 ]
