@@ -64,10 +64,11 @@
       clearTimeout(waiting);
     }
   };
+  E.settled = () => document.body.dataset.done === String(number); // the newest request is answered
   const watch = async (mine) => { // progress while a model loads or computes
-    while (mine === number && document.body.dataset.done !== String(mine)) {
+    while (mine === number && !E.settled()) {
       const now = await E.source.progress().catch(() => null);
-      if (mine !== number || document.body.dataset.done === String(mine)) return;
+      if (mine !== number || E.settled()) return;
       say(now ? `loading ${now.loading}: ${now.seconds.toFixed(1)} s` : "computing …", false, true);
       await new Promise((resume) => setTimeout(resume, 300));
     }

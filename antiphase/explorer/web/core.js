@@ -44,7 +44,8 @@ const Explorer = {
     return compute ? E.refresh() : E.draw();
   };
 
-  // Colours: of a weight, from the style sheet's three anchors.
+  // Colours of weights, from the style sheet's three anchors. The distance from zero is the square
+  // root of |weight| / limit, so that small weights are seen beside the one that is near 1.
   const anchors = {};
   const parts = (colour) => colour.match(/[\d.]+/g).slice(0, 3).map(Number);
   E.css = (name) => {
@@ -59,10 +60,11 @@ const Explorer = {
   };
   E.rgb = (weight, limit) => {
     const end = anchors[weight < 0 ? "negative" : "positive"];
-    const t = Math.min(Math.abs(weight) / limit, 1);
+    const t = Math.sqrt(Math.min(Math.abs(weight) / limit, 1));
     return anchors.zero.map((from, i) => Math.round(from + t * (end[i] - from)));
   };
   E.named = (name) => `rgb(${anchors[name].join(",")})`;
+  E.colourScale = () => Array.from({ length: 41 }, (_, i) => [i / 40, `rgb(${E.rgb(i / 20 - 1, 1)})`]);
   E.readable = ([r, g, b]) => (0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#111" : "#fff");
 
   // Maps: the lower triangle of 16-bit integers becomes [T, T].

@@ -67,9 +67,9 @@
   };
   const metrics = (slot) => {
     const found = slot.heads[slot.head.join(".")].metrics;
-    return E.el("div", {}, E.el("h3", {}, `layer ${slot.head[0]}, head ${slot.head[1]}`), E.el("table", { "data-metrics": "" },
-      ...Object.entries(found).map(([name, value]) => E.el("tr", { title: MEANS[name] ?? "of rows ≥ T/2, columns < T/2" },
-        E.el("td", {}, name), E.el("td", { class: "number", "data-metric": name }, value.toFixed(DIGITS[name] ?? 3))))),
+    return E.el("div", {}, E.el("h3", {}, `layer ${slot.head[0]}, head ${slot.head[1]}`), E.el("div", { class: "metrics" },
+      ...Object.entries(found).map(([name, value]) => E.el("p", { title: MEANS[name] ?? "of rows ≥ T/2, columns < T/2" },
+        E.el("span", {}, name), E.el("b", { "data-metric": name }, value.toFixed(DIGITS[name] ?? 3))))),
       E.saved && Object.keys(E.state).some((name) => name.endsWith(".lam")) ? E.el("p", { class: "soft" }, "metrics: with the learned lam") : null);
   };
 
@@ -87,8 +87,7 @@
     const line = (shape) => ({ type: "rect", line: { width: 1.5, color: E.named("answer") }, ...shape });
     const shapes = relevant.map((j) => line({ x0: j - 0.5, x1: j + 0.5, y0: row - 0.5, y1: row + 0.5 }));
     shapes.push(line({ x0: -0.5, x1: row + 0.5, y0: row - 0.5, y1: row + 0.5, line: { width: 1, color: E.named("ink") } }));
-    const colours = [[0, E.named("negative")], [0.5, E.named("zero")], [1, E.named("positive")]];
-    Plotly.react(place, [{ type: "heatmap", z, zmin: -limit, zmax: limit, colorscale: colours, hoverinfo: "none", colorbar: { thickness: 8, tickfont: { size: 9 } } }],
+    Plotly.react(place, [{ type: "heatmap", z, zmin: -limit, zmax: limit, colorscale: E.colourScale(), hoverinfo: "none", colorbar: { thickness: 8, tickfont: { size: 9 } } }],
       E.layout({ plot_bgcolor: E.named("hidden"), margin: { l: 62, r: 0, t: 28, b: 62 }, shapes,
         title: { text: E.plain(`${slot.title}: ${E.mapTitle(slot, name)}, layer ${slot.head[0]}, head ${slot.head[1]}`), font: { size: 12 } },
         xaxis: { ...ticks, tickangle: 90 }, yaxis: { ...ticks, range: [T - 0.5, -0.5] } }), E.config);

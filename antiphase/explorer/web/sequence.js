@@ -33,7 +33,7 @@
           token.classList.toggle("relevant", relevant.has(i));
           const colour = i > row ? null : E.rgb(mine[i], limit);
           token.style.backgroundColor = colour ? `rgb(${colour})` : "";
-          token.style.color = colour && Math.abs(mine[i]) > limit / 4 ? E.readable(colour) : "";
+          token.style.color = colour && Math.abs(mine[i]) > limit / 9 ? E.readable(colour) : "";
         }
       }
       for (const name of names) {
@@ -43,7 +43,7 @@
         box.querySelector(`[data-largest="${name}"]`).textContent = `largest: ${text.join(" · ")}`;
       }
       box.querySelector("[data-query]").textContent = `query ${row}: ${E.visible(slot.tokens[row]).trim()}`;
-      box.querySelector("[data-limit]").textContent = `±${limit.toFixed(2)}`;
+      box.querySelector("[data-limit]").textContent = `±${limit.toFixed(2)}, √`;
       const lam = E.lam(slot, row), shown = box.querySelector("[data-lam]");
       if (shown) shown.textContent = `noise lam A2, lam = ${lam.toFixed(3)}`;
     });
@@ -82,7 +82,7 @@
     const known = slot.roles.length > 0;
     return E.el("div", { class: "legend" },
       E.el("span", {}, "− "), E.el("span", { class: "scale", role: "img", "aria-label": "colours from negative over zero, white, to positive" }),
-      E.el("span", { "data-limit": "" }),
+      E.el("span", { "data-limit": "", title: "colours go with the square root of the weight" }),
       mark("query", "query"), mark("sink", "sink"),
       known ? mark("relevant", "needle and answer (R)") : null, known ? mark("noise", "distractor") : null,
       known ? mark("key", "other needle") : null);

@@ -20,14 +20,18 @@
       E.el("h3", {}, "gates: what must hold before a prediction is judged"), E.table(test.gates.columns, test.gates.rows),
       E.el("div", { class: "charts" }, ...figures.map((drawn) => drawn.place)),
       E.el("h3", {}, "numbers by seed"), E.table(test.by_seed.columns, test.by_seed.rows),
-      E.el("h3", {}, "arms"), E.el("table", {}, ...test.arms.map((arm) => E.el("tr", {}, E.el("th", {}, arm.name), E.el("td", {}, arm.recipe || "the common recipe"),
+      E.el("h3", {}, "arms"), E.el("div", { class: "scroll" }, E.el("table", {}, ...test.arms.map((arm) => E.el("tr", {}, E.el("th", {}, arm.name), E.el("td", {}, arm.recipe || "the common recipe"),
         E.el("td", {}, ...(arm.models.length ? arm.models.map((name) => E.el("button", { type: "button", "data-open": name,
           onclick: () => E.set({ view: "map", a: name, "a.step": "", "a.head": "", "a.lam": "", "a.edits": "" }) }, `open ${name}`))
-          : [E.el("span", { class: "soft" }, "not among the explorer's models")]))))),
+          : [E.el("span", { class: "soft" }, "not among the explorer's models")])))))),
       E.el("p", { class: "soft" }, "Run it again: ", E.el("code", {}, test.command)),
       E.el("button", { type: "button", onclick: () => E.download(`test-${test.test}.json`, JSON.stringify(test, null, 1), "application/json") }, "JSON"));
     for (const drawn of figures) {
       const { title, xaxis, yaxis, ...rest } = drawn.figure.layout;
+      for (const trace of drawn.figure.data) { // drawn for paper: dots and error bars are dark
+        if (trace.marker?.color === "#1b1f24") trace.marker.color = E.named("ink");
+        if (trace.error_y) trace.error_y.color = E.named("soft");
+      }
       delete rest.template; delete rest.height; delete rest.margin;
       Plotly.newPlot(drawn.place, drawn.figure.data, E.layout({ ...rest, title, xaxis: { ...xaxis, automargin: true }, yaxis: { ...yaxis, automargin: true } }), E.config);
     }
