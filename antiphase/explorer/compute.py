@@ -87,8 +87,8 @@ def compute(
         SupersededError: it was stopped.
     """
     edits.check(explored.noise_heads, sequence.length)
-    layers = len(explored.noise_heads)
-    with _stopping(explored.model, superseded), applied(edits, explored.model, layers):
+    edited = applied(edits, explored.model, explored.noise_heads)
+    with _stopping(explored.model, superseded), edited:
         captured = capture(explored.model, sequence.ids, "all")
     kept = [_shown(explored, m, edits, i) for i, m in enumerate(captured.layers)]
     return Computation(kept, captured.logits[0])

@@ -109,18 +109,19 @@ def _check_layer(what: str, layer: int, heads: list[int]) -> None:
 
 
 @contextlib.contextmanager
-def applied(edits: Edits, model: AntiphaseForCausalLM, layers: int) -> Iterator[None]:
+def applied(edits: Edits, model: AntiphaseForCausalLM, noise_heads: list[int]) -> Iterator[None]:
     """Run a model with its noise maps edited, while the context is open.
 
     Args:
         edits: to apply; layers without any run on their own kernel.
         model: one of our models, with two maps per head in the edited layers.
-        layers: number of layers.
+        noise_heads: number of heads with a noise map, per layer; a factor for all leaves layers
+            without any as they are.
     """
     with contextlib.ExitStack() as stack:
-        for layer in range(layers):
+        for layer, heads in enumerate(noise_heads):
             f = edits.factor(layer)
-            if f != 1.0 or edits.of_layer(layer):
+            if heads and (f != 1.0 or edits.of_layer(layer)):
 
                 def edit(A2: Tensor, layer: int = layer, f: float = f) -> Tensor:
                     return f * edits.noise(A2, layer)

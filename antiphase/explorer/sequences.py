@@ -82,7 +82,7 @@ def sequence_of(
     if text is not None:
         found = _text(explored, text, most)
     elif explored.tokenizer is not None:
-        found = _word_needle(explored, drawn, most)
+        found = _words(explored, drawn, most)
     elif explored.recipe is None and drawn.task is None:
         found = _random_ids(explored, drawn)
     else:
@@ -113,7 +113,10 @@ class TooLongError(ValueError):
 
 def _text(explored: ExploredModel, text: str, most: int) -> TokenSequence:
     if explored.tokenizer is not None:
-        ids = list(explored.tokenizer(text)["input_ids"])
+        try:
+            ids = list(explored.tokenizer(text)["input_ids"])
+        except Exception as error:  # tokenizers raises nothing more special
+            raise ValueError(f"text: cannot be tokenized ({error})") from error
         _check_length(len(ids), most)
         tokens = [explored.token_name(i) for i in ids]
     else:
@@ -203,6 +206,17 @@ def _task_options(explored: ExploredModel, name: str, drawn: Drawn) -> dict[str,
     given = {"depth": drawn.depth, "noise": drawn.noise, "near": drawn.near}
     options |= {n: v for n, v in {**given, "needles": drawn.needles}.items() if v is not None}
     return {n: v for n, v in options.items() if n in allowed}
+
+
+def _words(explored: ExploredModel, drawn: Drawn, most: int) -> TokenSequence:
+    """Return the needle task in English; a sentence where the tokenizer is too small for it."""
+    try:
+        return _word_needle(explored, drawn, most)
+    except ValueError:
+        if drawn != Drawn(example=drawn.example):
+            raise
+    found = _text(explored, DEFAULT_TEXT, most)
+    return dataclasses.replace(found, note="The needle task in English does not fit this model.")
 
 
 def _word_needle(explored: ExploredModel, drawn: Drawn, most: int) -> TokenSequence:

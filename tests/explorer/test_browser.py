@@ -369,3 +369,40 @@ def test_downloads(page, address, tmp_path, view, names):
             assert b"key11" in content
         else:
             assert json.loads(content)["tokens"][0] == "<bos>"
+
+
+def test_markup_in_tokens_and_names_is_shown_and_not_run(page, tmp_path):
+    """Any dialog, or an error of the page, fails the test."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from tests.models.tiny import model
+
+    words = ["<script>alert(1)</script>", "<img/src=x/onerror=alert(1)>", "&lt;b&gt;", "plain"]
+    tokenizer = Tokenizer(
+        models.WordLevel({w: i for i, w in enumerate([*words, "?"])}, unk_token="?")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    folder = tmp_path / "<img src=x onerror=alert(1)>"
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    model("diff_v1", vocab_size=61).save_pretrained(folder)
+    with serving(str(folder)) as address:
+        for view in ("sequence", "map"):
+            show(page, address, f"view={view}")
+            page.fill("#text", " ".join(words))
+            page.keyboard.press("Enter")
+            until(page, "location.hash.includes('text=')")
+            settled(page)
+            shown = page.inner_text("#controls")
+            if view == "sequence":
+                assert page.locator('[data-map="A"] .token').all_text_contents() == words
+                page.hover('[data-map="A"] [data-i="1"]')
+                assert words[1] in page.inner_text("#controls")
+            else:
+                ticks = page.locator(".plot .xtick text").all_text_contents()
+                assert ticks[0] == words[0][:12]
+                assert ticks[2] == words[2]
+                assert page.text_content(".plot .gtitle").startswith("<img src=x onerror=alert(1)>")
+            assert "<img src=x onerror=alert(1)>: after 3 plain" in shown
+            assert page.locator("img[src=x]").count() == 0
+            assert page.text_content("#a option") == "<img src=x onerror=alert(1)>"
