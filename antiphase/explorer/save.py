@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from antiphase import __version__
+from antiphase.experiments.arms import STANDARD, V1, V2
+from antiphase.experiments.report import EXPLORER
 from antiphase.explorer.compute import compute, default_head, head_payload, predictions
 from antiphase.explorer.edits import Edits
 from antiphase.explorer.models import ExploredModel, ModelShelf
 from antiphase.explorer.page import saved_page
 from antiphase.explorer.sequences import TokenSequence, sequence_of
 from antiphase.explorer.state import Drawn
+from antiphase.explorer.study import StudyView
 from antiphase.explorer.view import describe
 from antiphase.training.checkpoints import write_atomic
 
@@ -89,6 +92,31 @@ def save_page(
     return (
         [f"{left} of {len(drawings)} sequences were left out: {limit} is the limit"] if left else []
     )
+
+
+def save_study_page(folder: Path) -> Path | None:
+    """Write the page of a study's own models beside its report, which links it.
+
+    Args:
+        folder: of a study that is saved.
+
+    Returns:
+        The page: one model of each arm that the report draws, on held-out sequences; None if the
+        folder has no trained models, or their maps do not fit into a page.
+    """
+    view = StudyView(folder)
+    entries = {entry.name: entry for entry in view.entries()}
+    seed = next(iter(view.study.seeds), None)
+    names = [f"{arm.name}, seed {seed}" for arm in (V1, STANDARD, V2)]
+    names = [name for name in names if name in entries]
+    if not names:
+        return None
+    path = folder / EXPLORER
+    try:
+        save_page(ModelShelf(list(entries.values())), names, path)
+    except ValueError:
+        return None
+    return path
 
 
 def complete_view(explored: ExploredModel, sequence: TokenSequence) -> dict[str, Any]:
