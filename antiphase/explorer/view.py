@@ -18,7 +18,7 @@ from antiphase.explorer.models import ExploredModel, ModelShelf
 from antiphase.explorer.sequences import MAX_TOKENS, TokenSequence, sequence_of, tasks_of
 from antiphase.explorer.state import Slot, State
 
-KEPT_BYTES = 768 * 2**20  # of maps and logits of finished computations
+KEPT_BYTES = 384 * 2**20  # of maps and logits of finished computations
 Key = tuple[str, int | None, bytes, Edits]
 
 
