@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-
 from transformers.utils.logging import disable_progress_bar
 
 from antiphase.analysis.capture import LayerMaps, capture

@@ -61,8 +61,8 @@ class TokenSequence:
 
     @property
     def key(self) -> bytes:
-        """Return what identifies the tokens."""
-        return self.ids.numpy().tobytes()
+        """Return what identifies the tokens, and what is known about them."""
+        return self.ids.numpy().tobytes() + repr((self.roles, self.drawn)).encode()
 
 
 def sequence_of(

@@ -19,6 +19,7 @@ from antiphase.explorer.sequences import MAX_TOKENS, TokenSequence, sequence_of,
 from antiphase.explorer.state import Slot, State
 
 KEPT_BYTES = 384 * 2**20  # of maps and logits of finished computations
+KEPT_COMPUTATIONS = 512
 Key = tuple[str, int | None, bytes, Edits]
 
 
@@ -36,6 +37,7 @@ class Viewer:
     ) -> None:
         self.shelf, self.max_tokens, self.kept_bytes = shelf, max_tokens, kept_bytes
         self._kept: OrderedDict[Key, Computation] = OrderedDict()
+        self._described: dict[Key, dict[str, Any]] = {}  # of those that are kept
         self._lock = threading.Lock()  # an edit changes the model while it runs
 
     def view(
@@ -68,14 +70,23 @@ class Viewer:
                 f"head: got {layer}.{head}, but {explored.entry.title} has the layers 0 to "
                 f"{len(heads) - 1} with {counts} heads"
             )
+        key = self._key(slot, sequence, slot.edits)
+        if key not in self._described:  # the same for all heads
+            self._described[key] = {
+                **describe(explored, sequence, now),
+                **predictions(now, before, sequence, name),
+            }
         return {
-            **describe(explored, sequence, now),
-            **predictions(now, before, sequence, name),
+            **self._described[key],
             "step": slot.step,
             "row": _row(state.row, sequence),
             "head": [layer, head],
             "heads": {f"{layer}.{head}": head_payload(now, sequence, layer, head)},
         }
+
+    def _key(self, slot: Slot, sequence: TokenSequence, edits: Edits) -> Key:
+        """Return what identifies a computation; factors of 1 change nothing."""
+        return slot.name, slot.step, sequence.key, edits if edits else Edits()
 
     def _computation(
         self,
@@ -85,12 +96,14 @@ class Viewer:
         edits: Edits,
         superseded: Callable[[], bool],
     ) -> Computation:
-        edits = edits if edits else Edits()  # factors of 1 change nothing
-        key = (slot.name, slot.step, sequence.key, edits)
+        key = self._key(slot, sequence, edits)
         if key not in self._kept:
             self._kept[key] = compute(explored, sequence, edits, superseded)
-            while len(self._kept) > 1 and self.bytes > self.kept_bytes:
-                self._kept.popitem(last=False)
+            while len(self._kept) > 1 and (
+                self.bytes > self.kept_bytes or len(self._kept) > KEPT_COMPUTATIONS
+            ):
+                oldest, _ = self._kept.popitem(last=False)
+                self._described.pop(oldest, None)
         self._kept.move_to_end(key)
         return self._kept[key]
 

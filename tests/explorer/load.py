@@ -21,6 +21,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+SHOW_EVERY = 300  # seconds
+
 
 @dataclass
 class Outcome:
@@ -44,9 +46,9 @@ class Outcome:
         taken = sorted(self.seconds) or [0.0]
         middle, late = taken[len(taken) // 2], taken[int(0.99 * (len(taken) - 1))]
         return (
-            f"{sum(self.statuses.values())} requests, {dict(self.statuses)}; median {middle:.3f} s, "
-            f"99% {late:.3f} s; memory {self.warm:.0f} MB after warm-up, {self.end:.0f} MB at the "
-            f"end, at most {self.largest:.0f} MB"
+            f"{sum(self.statuses.values())} requests, {dict(self.statuses)}; median "
+            f"{middle:.3f} s, 99% {late:.3f} s; memory {self.warm:.0f} MB after warm-up, "
+            f"{self.end:.0f} MB at the end, at most {self.largest:.0f} MB"
         )
 
 
@@ -117,9 +119,14 @@ def run(clients: int, seconds: float, warm_up: float, pause: float, most: int = 
         for status, count in early.items():
             if status != "200":
                 outcome.statuses[status] += count  # nothing may fail in warm-up either
+        shown = time.monotonic()
         while time.monotonic() < end:
             time.sleep(1)
-            outcome.largest = max(outcome.largest, memory(server.pid))
+            outcome.end = memory(server.pid)
+            outcome.largest = max(outcome.largest, outcome.end)
+            if time.monotonic() - shown > SHOW_EVERY:
+                shown = time.monotonic()
+                print(outcome, flush=True)
         stop.set()
         for thread in threads:
             thread.join()

@@ -255,11 +255,22 @@ def test_computations_and_models_that_are_kept_are_bounded():
     assert 0 < len(few._kept) < 6
     again = few.view(state(a="diff_v1", example="5"))
     assert again == few.view(state(a="diff_v1", example="5"))
+    assert set(few._described) <= set(few._kept)
     shelf = ModelShelf([model_entry(name) for name in SHIPPED], most=2)
     for name in (*SHIPPED, *SHIPPED):
         assert shelf.get(name).entry.name == name
         assert len(shelf) <= 2
     assert shelf.get("standard") is shelf.get("standard")
+
+
+def test_text_of_the_same_tokens_as_an_example_is_text():
+    both = viewer()
+    (example,) = both.view(state(a="diff_v1", length="16"))
+    (text,) = both.view(state(a="diff_v1", text=" ".join(example["tokens"])))
+    assert text["tokens"] == example["tokens"]
+    assert example["roles"]
+    assert not text["roles"]
+    assert text["top"] == example["top"]
 
 
 def test_progress_says_what_is_loading(monkeypatch):

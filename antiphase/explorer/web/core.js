@@ -68,7 +68,7 @@ const Explorer = {
   E.readable = ([r, g, b]) => (0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#111" : "#fff");
 
   // Maps: the lower triangle of 16-bit integers becomes [T, T].
-  const unpacked = new WeakMap();
+  const unpacked = new WeakMap(), scaled = new WeakMap();
   E.unpack = (packed) => {
     if (unpacked.has(packed)) return unpacked.get(packed);
     const bytes = Uint8Array.from(atob(packed.data), (c) => c.charCodeAt(0));
@@ -95,6 +95,7 @@ const Explorer = {
     const letter = E.slots()[E.view.indexOf(slot)];
     const used = E.factor(slot.applied, head.layer);
     const ratio = used ? E.factor(E.state[`${letter}.lam`], head.layer) / used : 1;
+    if (scaled.get(head)?.ratio === ratio) return scaled.get(head).maps; // hovering asks again and again
     const noise = E.unpack(head.noise), T = head.signal.T;
     const lamNoise = new Float32Array(T * T);
     for (let i = 0; i < T; i++) {
@@ -103,7 +104,9 @@ const Explorer = {
     }
     const stored = head.difference && Math.abs(ratio - 1) < 1e-9;
     const difference = stored ? E.unpack(head.difference) : signal.map((w, at) => w - lamNoise[at]);
-    return { A1: signal, A2: noise, lamA2: lamNoise, A: difference };
+    const maps = { A1: signal, A2: noise, lamA2: lamNoise, A: difference };
+    scaled.set(head, { ratio, maps });
+    return maps;
   };
   E.lam = (slot, row) => {
     const head = slot.heads[slot.head.join(".")];

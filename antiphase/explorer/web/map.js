@@ -111,8 +111,9 @@
         const limit = E.limitOf(maps), plot = E.el("div", { class: "plot" }), readout = E.el("p", { class: "readout", "data-readout": "" }, "Point at a cell for its weight; click to choose its row.");
         after.push(() => large(slot, maps, limit, plot, readout));
         const save = (format) => Plotly.downloadImage(plot, { format, width: 900, height: 800, filename: E.fileName(slot, mapName(maps)) });
-        return E.slotBox(slot, at, E.el("h3", {}, "all heads: layers down, heads across"), grid(slot, at),
-          E.el("h3", {}, "this head"), smallMaps(slot, maps, limit),
+        return E.slotBox(slot, at, E.el("div", { class: "heads" },
+          E.el("div", {}, E.el("h3", {}, "all heads: layers down, heads across"), grid(slot, at)),
+          E.el("div", {}, E.el("h3", {}, "this head"), smallMaps(slot, maps, limit))),
           E.el("div", { class: "large" }, E.el("div", {}, plot, readout), metrics(slot)),
           E.el("div", { class: "row" },
             E.el("button", { type: "button", "data-png": "", onclick: () => save("png") }, "PNG"),
