@@ -68,6 +68,7 @@ def test_a_room_imports_nothing_above_it(room):
     [
         "README.md",
         "docs/attention.md",
+        "docs/explorer.md",
         "docs/lab.md",
         "docs/models.md",
         "docs/pretrained.md",

@@ -1,8 +1,13 @@
 """The server: hostile requests get a clear 4xx and it lives on; the newest request wins."""
 
 import asyncio
+import contextlib
 import http.client
 import json
+import re
+import signal
+import subprocess
+import sys
 import threading
 import time
 from urllib.parse import urlsplit
@@ -320,6 +325,33 @@ def test_addresses_and_ports():
     with pytest.raises(ValueError, match="give another port"):
         bind("127.0.0.1", listening.getsockname()[1])
     listening.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_the_command_serves_until_it_is_interrupted(host):
+    command = [sys.executable, "-m", "antiphase", "explore", "diff_v1", "--no-browser"]
+    process = subprocess.Popen(
+        [*command, "--port", "0", "--host", host],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        found = re.search(r"http://127.0.0.1:\d+/", process.stdout.readline())[0]
+        for _ in range(100):
+            with contextlib.suppress(ConnectionError):
+                assert ask(found)[1]["models"][0]["name"] == "diff_v1"
+                break
+            time.sleep(0.05)
+        assert ask(found, Host="evil.example")[0] == 403
+        assert (ask(found, Host="10.0.0.7")[0] == 200) == (host == "0.0.0.0")
+    finally:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert out.endswith("stopped\n")
+    assert ("warning: --host 0.0.0.0 lets other machines" in err) == (host == "0.0.0.0")
+    assert "Traceback" not in err
 
 
 @pytest.mark.slow
