@@ -3,11 +3,13 @@
 import json
 import re
 import shutil
+import time
 
 import pytest
 import torch
 
 from antiphase.analysis.palette import COLOURS, DIVERGING
+from antiphase.explorer import models
 from antiphase.explorer.compute import compute, default_head, metrics_of
 from antiphase.explorer.edits import Edits, parse_edits
 from antiphase.explorer.page import web_file
@@ -222,7 +224,8 @@ def test_a_link_restores_the_view(page, browser, address):
         assert other.url == page.url
         for place in ("#controls", "#view .slot >> nth=0", "#view .slot >> nth=1"):
             assert other.inner_text(place) == page.inner_text(place)
-    assert page.input_value("#lam-layer") == "all"
+    assert page.input_value("#lam-layer") == "0"
+    assert page.input_value("#lam") == "0.5"
     assert "after 33" in page.inner_text("#controls")
     assert "1.0: noise of rank 3" in page.inner_text("#controls")
 
@@ -373,15 +376,14 @@ def test_downloads(page, address, tmp_path, view, names):
 
 def test_markup_in_tokens_and_names_is_shown_and_not_run(page, tmp_path):
     """Any dialog, or an error of the page, fails the test."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, pre_tokenizers
+    from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
 
     from tests.models.tiny import model
 
     words = ["<script>alert(1)</script>", "<img/src=x/onerror=alert(1)>", "&lt;b&gt;", "plain"]
-    tokenizer = Tokenizer(
-        models.WordLevel({w: i for i, w in enumerate([*words, "?"])}, unk_token="?")
-    )
+    tokenizer = Tokenizer(WordLevel({w: i for i, w in enumerate([*words, "?"])}, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     folder = tmp_path / "<img src=x onerror=alert(1)>"
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
@@ -406,3 +408,20 @@ def test_markup_in_tokens_and_names_is_shown_and_not_run(page, tmp_path):
             assert "<img src=x onerror=alert(1)>: after 3 plain" in shown
             assert page.locator("img[src=x]").count() == 0
             assert page.text_content("#a option") == "<img src=x onerror=alert(1)>"
+
+
+def test_the_page_says_what_is_loading(page, monkeypatch):
+    real = models.load_model
+
+    def slow(entry, step):
+        time.sleep(1.5)
+        return real(entry, step)
+
+    monkeypatch.setattr(models, "load_model", slow)
+    with serving("diff_v2") as address:
+        page.goto(address)
+        until(page, "document.getElementById('status').textContent.includes('loading diff_v2')")
+        assert page.locator("#status progress").count() == 1
+        settled(page)
+        assert page.inner_text("#status") == ""
+        assert page.locator(".tokens").count() == 3

@@ -171,6 +171,8 @@
     const names = E.start.models.map((model) => model.name);
     if (!E.state.a) E.state.a = E.start.first[0] ?? names[0];
     if (!location.hash && E.start.first[1] && innerWidth > 900) E.state.b = E.start.first[1];
+    const single = (E.state["a.lam"] ?? E.state["b.lam"] ?? "").match(/^(\d+):/);
+    E.lamLayer = single ? single[1] : "all"; // the slider shows a layer that a link has changed
     E.writeAddress();
     return E.refresh();
   };

@@ -85,21 +85,24 @@ const Explorer = {
     const pair = text.split(",").map((part) => part.split(":")).find(([place]) => Number(place) === layer);
     return pair ? Number(pair[1]) : 1;
   };
-  // The maps of a head as [T, T] arrays: A1, A2, lamA2, A; of one map per head only A.
   // `slot.applied` is the factor that the server has used; the page scales by what is wanted now.
+  const ratioOf = (slot, layer) => {
+    const used = E.factor(slot.applied, layer);
+    return used ? E.factor(E.state[`${E.slots()[E.view.indexOf(slot)]}.lam`], layer) / used : 1;
+  };
+  const lamOf = (head, row) => (head.lam.length > 1 ? head.lam[row] : head.lam[0]);
+  // The maps of a head as [T, T] arrays: A1, A2, lamA2, A; of one map per head only A.
   E.maps = (slot, key = slot.head.join(".")) => {
     const head = slot.heads[key];
     if (!head) return null;
     const signal = E.unpack(head.signal);
     if (!head.noise) return { A: signal };
-    const letter = E.slots()[E.view.indexOf(slot)];
-    const used = E.factor(slot.applied, head.layer);
-    const ratio = used ? E.factor(E.state[`${letter}.lam`], head.layer) / used : 1;
+    const ratio = ratioOf(slot, head.layer);
     if (scaled.get(head)?.ratio === ratio) return scaled.get(head).maps; // hovering asks again and again
     const noise = E.unpack(head.noise), T = head.signal.T;
     const lamNoise = new Float32Array(T * T);
     for (let i = 0; i < T; i++) {
-      const lam = ratio * (head.lam.length > 1 ? head.lam[i] : head.lam[0]);
+      const lam = ratio * lamOf(head, i);
       for (let j = 0; j <= i; j++) lamNoise[i * T + j] = lam * noise[i * T + j];
     }
     const stored = head.difference && Math.abs(ratio - 1) < 1e-9;
@@ -110,10 +113,7 @@ const Explorer = {
   };
   E.lam = (slot, row) => {
     const head = slot.heads[slot.head.join(".")];
-    if (!head || !head.lam) return null;
-    const letter = E.slots()[E.view.indexOf(slot)], used = E.factor(slot.applied, head.layer);
-    const ratio = used ? E.factor(E.state[`${letter}.lam`], head.layer) / used : 1;
-    return ratio * (head.lam.length > 1 ? head.lam[row] : head.lam[0]);
+    return head?.lam ? ratioOf(slot, head.layer) * lamOf(head, row) : null;
   };
   E.titles = { A1: "signal A1", A2: "noise A2", lamA2: "lam A2", A: "A1 − lam A2" };
   E.mapTitle = (slot, name) => (slot.noise[slot.head[0]] ? E.titles[name] : "attention A");
