@@ -126,13 +126,13 @@ async def read_json(request: Request, most: int = MAX_BODY) -> Any:
 class Turn:
     """A request's place among those of its session."""
 
-    def __init__(self, session: "_Session") -> None:
+    def __init__(self, turns: "Turns", session: "_Session") -> None:
         session.newest += 1
-        self._session, self._number = session, session.newest
+        self._turns, self._session, self._number = turns, session, session.newest
 
     def superseded(self) -> bool:
-        """Return whether a newer request of the session has come."""
-        return self._number != self._session.newest
+        """Return whether a newer request of the session has come, or the server is stopping."""
+        return self._turns.closed or self._number != self._session.newest
 
     @property
     def lock(self) -> asyncio.Lock:
@@ -149,7 +149,7 @@ class Turns:
     """The newest request of each session wins; sessions that were not seen lately are forgotten."""
 
     def __init__(self, most: int = MAX_SESSIONS) -> None:
-        self.most = most
+        self.most, self.closed = most, False
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
 
     def begin(self, session: str) -> Turn:
@@ -158,7 +158,11 @@ class Turns:
         self._sessions.move_to_end(session)
         while len(self._sessions) > self.most:
             self._sessions.popitem(last=False)
-        return Turn(found)
+        return Turn(self, found)
+
+    def close(self) -> None:
+        """Let every request end at its next layer: the server is stopping."""
+        self.closed = True
 
     def __len__(self) -> int:
         return len(self._sessions)

@@ -9,6 +9,7 @@ import threading
 import webbrowser
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import anyio
@@ -132,7 +133,7 @@ def build_app(
             raise ValueError(f"run: got {name[:80]!r}, which is no model of this explorer")
         return await compute(turn, functools.partial(explorer.training.run, entry))
 
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/", page),
             Route("/static/{name}", static),
@@ -153,6 +154,8 @@ def build_app(
             Exception: _failed,
         },
     )
+    app.state.turns = turns
+    return app
 
 
 def _session(request: Request) -> str:
@@ -180,7 +183,7 @@ def _failed(request: Request, error: Exception) -> Response:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that listens.
+    """Return a socket that listens: whoever reads the address can connect, and waits.
 
     Args:
         host: an address of this machine.
@@ -194,6 +197,7 @@ def bind(host: str, port: int) -> socket.socket:
         found = socket.socket(kind, socket.SOCK_STREAM)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
+        found.listen(128)
     except OSError as error:
         raise ValueError(
             f"--host {host} --port {port}: cannot be used ({error.strerror or error}); give "
@@ -220,7 +224,8 @@ def serve(app: Starlette, listening: socket.socket, open_page: str | None = None
         lifespan="off",
         ws="none",
     )
-    server = uvicorn.Server(config)
+    server = _Server(config)
+    server.turns = app.state.turns
     if open_page is not None:
         threading.Thread(target=_open, args=(server, open_page), daemon=True).start()
     try:
@@ -229,6 +234,18 @@ def serve(app: Starlette, listening: socket.socket, open_page: str | None = None
         pass
     finally:
         listening.close()
+
+
+class _Server(uvicorn.Server):
+    """A server that lets what it computes end when it is told to stop."""
+
+    turns: Turns
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop computations; what takes longer, such as loading a model, is cancelled quietly."""
+        self.turns.close()
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        super().handle_exit(sig, frame)
 
 
 def _open(server: uvicorn.Server, address: str) -> None:

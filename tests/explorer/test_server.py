@@ -246,6 +246,9 @@ def test_turns_are_counted_by_session_and_forgotten():
         for i in range(10):
             turns.begin(str(i))
         assert len(turns) == 3
+        last = turns.begin("z")
+        turns.close()
+        assert last.superseded(), "the server is stopping"
 
     asyncio.run(take())
 
@@ -321,10 +324,14 @@ def test_addresses_and_ports():
         False,
     ]
     listening = bind("127.0.0.1", 0)
-    listening.listen()
     with pytest.raises(ValueError, match="give another port"):
         bind("127.0.0.1", listening.getsockname()[1])
     listening.close()
+
+
+def _quietly(address, request, session):
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        ask(address, **request, X_Session=session)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
@@ -338,13 +345,14 @@ def test_the_command_serves_until_it_is_interrupted(host):
     )
     try:
         found = re.search(r"http://127.0.0.1:\d+/", process.stdout.readline())[0]
-        for _ in range(100):
-            with contextlib.suppress(ConnectionError):
-                assert ask(found)[1]["models"][0]["name"] == "diff_v1"
-                break
-            time.sleep(0.05)
+        assert ask(found)[1]["models"][0]["name"] == "diff_v1", "at once: it listens already"
         assert ask(found, Host="evil.example")[0] == 403
         assert (ask(found, Host="10.0.0.7")[0] == 200) == (host == "0.0.0.0")
+        fields = {"a": "diff_v1", "length": "512", "a.lam": "0.5"}
+        for i in range(4):  # still being answered when the signal comes
+            waiting = {"path": "/api/view", "body": {**fields, "example": str(i)}}
+            threading.Thread(target=_quietly, args=(found, waiting, str(i)), daemon=True).start()
+        time.sleep(0.1)
     finally:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=20)

@@ -69,9 +69,9 @@
       if (!slot) continue;
       const row = E.rowOf(slot), answer = slot.answer, most = Math.max(...slot.top[row].map((entry) => Math.max(entry[1], entry[2])));
       const token = answer.token[row], last = row === slot.tokens.length - 1;
-      E.fill(place, E.el("h3", {}, `${slot.title}: after ${row} ${E.visible(slot.tokens[row]).trim()}`),
+      E.fill(place, E.el("h3", {}, `${slot.title}: after ${row} ${E.label(slot.tokens[row])}`),
         E.el("p", { "data-answer-logit": String(answer.logit[row]), "data-answer-probability": String(answer.probability[row]) },
-          `${last ? "most probable" : "next token"} `, E.el("b", {}, E.visible(token).trim() || "␣"),
+          `${last ? "most probable" : "next token"} `, E.el("b", {}, E.label(token)),
           `: probability ${change(answer["probability before"][row], answer.probability[row], 4)}, logit ${change(answer["logit before"][row], answer.logit[row], 3)}, rank ${answer.rank[row]}`),
         E.el("div", { class: "bars" }, ...slot.top[row].flatMap(([word, p, before]) => [
           E.el("span", { class: "word", style: word === token ? "color: var(--answer); font-weight: 700" : null }, E.visible(word)),

@@ -27,6 +27,7 @@ const Explorer = {
   E.fill = (place, ...children) => place.replaceChildren(...children.filter(Boolean));
   E.plain = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;"); // for plotly's labels
   E.visible = (token) => (token === "" ? "∅" : token.replace(/\n/g, "⏎").replace(/\t/g, "⇥"));
+  E.label = (token) => E.visible(token).trim() || "␣"; // in a sentence or on an axis
 
   // The address.
   E.readAddress = () => Object.fromEntries(new URLSearchParams(location.hash.slice(1)));

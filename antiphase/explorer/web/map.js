@@ -82,7 +82,7 @@
     });
     const every = Math.max(1, Math.ceil(T / (place.clientWidth < 420 ? 22 : 44)));
     const at = [...Array(T).keys()].filter((i) => i % every === 0);
-    const ticks = { tickvals: at, ticktext: at.map((i) => E.plain(E.visible(slot.tokens[i]).trim().slice(0, 12))), tickfont: { size: 9 }, showgrid: false, zeroline: false, range: [-0.5, T - 0.5] };
+    const ticks = { tickvals: at, ticktext: at.map((i) => E.plain(E.label(slot.tokens[i]).slice(0, 12))), tickfont: { size: 9 }, showgrid: false, zeroline: false, range: [-0.5, T - 0.5] };
     const row = E.rowOf(slot), relevant = slot.relevant[row] ?? [];
     const line = (shape) => ({ type: "rect", line: { width: 1.5, color: E.named("answer") }, ...shape });
     const shapes = relevant.map((j) => line({ x0: j - 0.5, x1: j + 0.5, y0: row - 0.5, y1: row + 0.5 }));
@@ -94,7 +94,7 @@
     place.removeAllListeners?.("plotly_hover");
     place.on("plotly_hover", ({ points: [point] }) => {
       const i = point.y, j = point.x, other = ["A1", "A2", "lamA2", "A"].filter((n) => maps[n]);
-      readout.textContent = `${i} ${E.visible(slot.tokens[i]).trim()} → ${j} ${E.visible(slot.tokens[j]).trim()}: `
+      readout.textContent = `${i} ${E.label(slot.tokens[i])} → ${j} ${E.label(slot.tokens[j])}: `
         + other.map((n) => `${E.mapTitle(slot, n)} ${maps[n][i * T + j].toFixed(4)}`).join(", ");
     });
     place.removeAllListeners?.("plotly_click");

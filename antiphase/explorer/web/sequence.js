@@ -39,10 +39,10 @@
       for (const name of names) {
         const order = [...weights[name].keys()].filter((i) => i <= row)
           .sort((i, j) => Math.abs(weights[name][j]) - Math.abs(weights[name][i])).slice(0, 5);
-        const text = order.map((i) => `${E.visible(slot.tokens[i]).trim()} (${i}) ${weights[name][i].toFixed(3)}`);
+        const text = order.map((i) => `${E.label(slot.tokens[i])} (${i}) ${weights[name][i].toFixed(3)}`);
         box.querySelector(`[data-largest="${name}"]`).textContent = `largest: ${text.join(" · ")}`;
       }
-      box.querySelector("[data-query]").textContent = `query ${row}: ${E.visible(slot.tokens[row]).trim()}`;
+      box.querySelector("[data-query]").textContent = `query ${row}: ${E.label(slot.tokens[row])}`;
       box.querySelector("[data-limit]").textContent = `±${limit.toFixed(2)}, √`;
       const lam = E.lam(slot, row), shown = box.querySelector("[data-lam]");
       if (shown) shown.textContent = `noise lam A2, lam = ${lam.toFixed(3)}`;

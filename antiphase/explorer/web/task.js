@@ -25,8 +25,8 @@
   const card = (name, title) => E.el("div", { class: "card", "data-model": name }, E.el("h2", {}, title), E.el("p", { class: "soft" }, "…"));
   const answered = (box, slot) => {
     const row = slot.row, [best, p] = slot.top[row][0], wanted = slot.answer.token[row], right = best === wanted;
-    E.fill(box, E.el("h2", {}, slot.title), E.el("p", { class: "verdict" }, `${right ? "✔" : "✘"} ${E.visible(best).trim()}`, E.el("span", { class: "soft" }, `  probability ${p.toFixed(3)}`)),
-      E.el("p", {}, `expected ${E.visible(wanted).trim()}: probability ${slot.answer.probability[row].toFixed(3)}, rank ${slot.answer.rank[row]}`),
+    E.fill(box, E.el("h2", {}, slot.title), E.el("p", { class: "verdict" }, `${right ? "✔" : "✘"} ${E.label(best)}`, E.el("span", { class: "soft" }, `  probability ${p.toFixed(3)}`)),
+      E.el("p", {}, `expected ${E.label(wanted)}: probability ${slot.answer.probability[row].toFixed(3)}, rank ${slot.answer.rank[row]}`),
       slot.note ? E.el("p", { class: "soft" }, slot.note) : null,
       E.el("button", { type: "button", onclick: () => E.set({ view: "sequence", a: slot.name, "a.step": "", "a.head": "", "a.lam": "", "a.edits": "", row: "" }) }, "look inside"));
     box.dataset.right = String(right);
