@@ -49,6 +49,7 @@ ROOMS = [
     "training",
     "analysis",
     "experiments",
+    "explorer",
     "benchmarks",
     "cli",
 ]
@@ -69,6 +70,7 @@ def test_a_room_imports_nothing_above_it(room):
     [
         "README.md",
         "docs/attention.md",
+        "docs/explorer.md",
         "docs/lab.md",
         "docs/models.md",
         "docs/pretrained.md",

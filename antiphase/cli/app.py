@@ -17,6 +17,7 @@ from antiphase.cli.data import data
 from antiphase.cli.doctor import doctor
 from antiphase.cli.errors import CommandGroup
 from antiphase.cli.evaluate import evaluate
+from antiphase.cli.explore import explore
 from antiphase.cli.generate import generate
 from antiphase.cli.import_weights import import_weights
 from antiphase.cli.lab import lab
@@ -63,6 +64,7 @@ app.command()(train)
 app.command()(compare)
 app.command()(analyze)
 app.command()(maps)
+app.command()(explore)
 app.command()(unchain)
 app.command()(evaluate)
 app.command("import-weights")(import_weights)

@@ -116,9 +116,12 @@ def lock(
 def _show(study: "Study", folder: Path, output: Output) -> None:
     """Print what was measured beside the published study; write the report and name its files."""
     from antiphase.experiments import report
+    from antiphase.experiments.results import RESULTS
     from antiphase.experiments.verdicts import READINGS
+    from antiphase.explorer.save import save_study_page
 
     published = report.published_beside(study)
+    explorer = save_study_page(folder) if (folder / RESULTS).is_file() else None
     page = report.write_report(study, folder)
     output.json(
         [
@@ -141,6 +144,9 @@ def _show(study: "Study", folder: Path, output: Output) -> None:
         output.wrote(folder / report.PICTURE)
     output.note("All numbers and figures on one page:")
     output.wrote(page)
+    if explorer is not None:
+        output.note("The attention maps of these models, to explore in a browser:")
+        output.wrote(explorer)
 
 
 def _list(output: Output) -> None:

@@ -23,6 +23,7 @@ from antiphase.training.checkpoints import write_atomic
 
 __all__ = [
     "ABSENT",
+    "EXPLORER",
     "PICTURE",
     "cell_text",
     "finding",
@@ -38,6 +39,8 @@ __all__ = [
 ]
 
 PICTURE = "attention.png"
+EXPLORER = "explorer.html"
+"""The page of `antiphase explore` with the study's own models; the report links it."""
 
 
 def write_report(study: Study, folder: Path) -> Path:
@@ -55,6 +58,7 @@ def write_report(study: Study, folder: Path) -> Path:
     if study.attention:
         draw_attention(study.attention, folder / PICTURE)
         write_maps(study.attention, folder / "figures")
-    write_html(study, folder / "report.html", published)
+    explorer = EXPLORER if (folder / EXPLORER).is_file() else None
+    write_html(study, folder / "report.html", published, explorer)
     write_atomic(folder / "report.md", as_markdown(study, published))
     return folder / "report.html"

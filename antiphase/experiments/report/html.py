@@ -81,13 +81,16 @@ figure { margin: 1rem 0; } figure img { width: 100%; } .plotly-graph-div { max-w
 """
 
 
-def write_html(study: Study, path: Path, published: Study | None = None) -> None:
+def write_html(
+    study: Study, path: Path, published: Study | None = None, explorer: str | None = None
+) -> None:
     """Write the page of a study.
 
     Args:
         study: to show.
         path: of the page.
         published: the published study, to stand beside.
+        explorer: a page beside this one with the maps of the study's models, to link.
     """
     import plotly.offline
 
@@ -100,6 +103,7 @@ def write_html(study: Study, path: Path, published: Study | None = None) -> None
         *_findings(study, published),
         f"<p class=why>{escape(status_line(study))}</p>",
         _picture(study.attention),
+        _explorer(explorer),
         "<h2>Verdicts</h2>",
         _verdicts(study, published),
         f"<p class=why>{escape(FOOTNOTE)}. {escape(beside)}</p>",
@@ -217,6 +221,13 @@ def _picture(example: AttentionExample | None) -> str:
         f"<img src='{sources[0]}' alt='Attention weights at the question, one panel per mechanism'>"
         f"</picture><figcaption class=why>{escape(picture_caption(example))}</figcaption></figure>"
     )
+
+
+def _explorer(page: str | None) -> str:
+    if page is None:
+        return ""
+    link = f"<a href='{escape(page)}'>Explore the attention maps of these models</a>"
+    return f"<p>{link}: all heads, tokens to point at, and a slider for lam.</p>"
 
 
 def _maps(example: AttentionExample | None) -> str:
