@@ -60,6 +60,7 @@ class Attention(nn.Module, ABC):
     Options: ClassVar[type] = NoOptions
     static_cache: ClassVar[bool] = True  # keys and values fit transformers' static cache
     running_state: ClassVar[bool] = False  # decoding keeps a state beside keys and values
+    row_by_row: ClassVar[bool] = True  # a row of the maps depends on no other query
     tensor_parallel: ClassVar[dict[str, str]] = {}  # style of each projection, split by heads
     is_causal: ClassVar[bool] = True  # read by transformers' attention functions, as is `config`
     config: Any = None  # of the model that the layer is part of
@@ -94,8 +95,8 @@ class Attention(nn.Module, ABC):
         _check_masking(window, keep_first, dropout, softcap)
         if self.running_state and window is not None:
             raise ValueError(
-                f"window: got {window}, but {self.name} keeps a running sum over all keys, from "
-                "which none can be taken out again; leave window out"
+                f"window: got {window}, but {self.name} keeps a running state over all "
+                "tokens, from which none can be taken out again; leave window out"
             )
         self.options: Any = build(f"mechanism {self.name!r}", self.Options, options)
         self.build()
@@ -138,7 +139,7 @@ class Attention(nn.Module, ABC):
 
         Returns:
             `signal` (A1) and `difference` (the map that is applied to V, before dropout); with a
-            noise term also `noise` (A2) and `lam` [B, h, Tq, 1].
+            noise term also `noise` (A2) and `lam` [B, h, Tq, 1]. Some mechanisms add others.
         """
 
     def masking(
@@ -162,13 +163,16 @@ class Attention(nn.Module, ABC):
             dropout=self.dropout if self.training else 0.0,
         )
 
-    def applied_map(self, difference: Tensor) -> Tensor:
-        """Return the map that is applied to V, from A1 - lam A2 [B, h, Tq, Tk].
+    def applied_map(self, maps: dict[str, Tensor]) -> Tensor:
+        """Return the map that is applied to V, [B, h, Tq, Tk]: A1 - lam A2.
 
-        It is the difference itself; a mechanism that changes it (`rectified`) overrides this.
-        Analyses call it to apply a map whose noise they replaced.
+        A mechanism that makes another one of the two (`rectified`, `dint`) overrides this. Analyses
+        call it to apply a map whose noise they replaced.
+
+        Args:
+            maps: what `maps` returned, with `noise` and `lam`; perhaps with another noise map.
         """
-        return difference
+        return maps["signal"] - maps["lam"] * maps["noise"]
 
     @property
     def layer_idx(self) -> int:

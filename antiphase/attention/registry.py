@@ -25,6 +25,7 @@ CLASSES = {  # the mechanism's name, which is its file's, and the class in it
     "rectified": "Rectified",
     "simplex": "Simplex",
     "foreign_noise": "ForeignNoise",
+    "dint": "Dint",
 }
 
 

@@ -56,8 +56,8 @@ def _new_key_padding(name: str, heads: Heads, mask: Tensor | None) -> Tensor | N
         return None
     if mask.dtype != torch.bool or mask.shape[1:3] != (1, 1):
         raise ValueError(
-            f"mask: got {mask.dtype} of shape {tuple(mask.shape)}; {name}, with its running noise "
-            "branch, takes only a boolean padding mask [B, Tk] beside causal=True or False"
+            f"mask: got {mask.dtype} of shape {tuple(mask.shape)}; {name}, with its running "
+            "state, takes only a boolean padding mask [B, Tk] beside causal=True or False"
         )
     return mask[:, 0, 0, -heads.new :].expand(heads.x.shape[0], -1)
 

@@ -318,8 +318,8 @@ class AntiphaseConfig(PreTrainedConfig):
             )
         if window is not None and mechanism(self.attention).running_state:
             raise ValueError(
-                f"sliding_window: got {window}, but {self.attention} keeps a running sum over all "
-                "tokens, from which none can be taken out again; pass None or another attention"
+                f"sliding_window: got {window}, but {self.attention} keeps a running state over "
+                "all tokens, from which none can be taken out again; pass None or another attention"
             )
         if not 0 <= dropout < 1:
             raise ValueError(

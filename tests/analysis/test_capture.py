@@ -40,7 +40,8 @@ def test_rows_are_those_of_the_complete_maps(attention):
             want = A[b, :, ROWS[b]].float()
             torch.testing.assert_close(layer.difference[b], want, atol=1e-5, rtol=1e-4)
         if layer.noise is not None:
-            again = module.applied_map(layer.signal - layer.lam * layer.noise)
+            parts = ("signal", "noise", "lam", "integral")
+            again = module.applied_map({part: getattr(layer, part) for part in parts})
             torch.testing.assert_close(layer.difference, again, atol=1e-5, rtol=1e-4)
     want = complete.logits.gather(1, ROWS[..., None].expand(-1, -1, 64))
     torch.testing.assert_close(got.logits, want, atol=1e-5, rtol=1e-5)

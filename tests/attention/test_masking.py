@@ -117,7 +117,7 @@ def test_invalid_values_raise(what):
 
 @pytest.mark.parametrize("name", [n for n in NAMES if MECHANISMS[n].running_state])
 def test_a_running_sum_has_no_window(name):
-    with pytest.raises(ValueError, match=f"window: got 4, but {name} keeps a running sum"):
+    with pytest.raises(ValueError, match=f"window: got 4, but {name} keeps a running state"):
         small(name, window=4)
 
 
