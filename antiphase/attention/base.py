@@ -60,6 +60,7 @@ class Attention(nn.Module, ABC):
     Options: ClassVar[type] = NoOptions
     static_cache: ClassVar[bool] = True  # keys and values fit transformers' static cache
     running_state: ClassVar[bool] = False  # decoding keeps a state beside keys and values
+    has_softmax: ClassVar[bool] = True  # of scores, which a soft-cap bounds
     row_by_row: ClassVar[bool] = True  # a row of the maps depends on no other query
     tensor_parallel: ClassVar[dict[str, str]] = {}  # style of each projection, split by heads
     is_causal: ClassVar[bool] = True  # read by transformers' attention functions, as is `config`
@@ -97,6 +98,11 @@ class Attention(nn.Module, ABC):
             raise ValueError(
                 f"window: got {window}, but {self.name} keeps a running state over all "
                 "tokens, from which none can be taken out again; leave window out"
+            )
+        if softcap is not None and not self.has_softmax:
+            raise ValueError(
+                f"softcap: got {softcap}, but {self.name} has no softmax whose scores it could "
+                "bound; leave it out"
             )
         self.options: Any = build(f"mechanism {self.name!r}", self.Options, options)
         self.build()

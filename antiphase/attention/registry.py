@@ -26,6 +26,7 @@ CLASSES = {  # the mechanism's name, which is its file's, and the class in it
     "simplex": "Simplex",
     "foreign_noise": "ForeignNoise",
     "dint": "Dint",
+    "threshold": "Threshold",
 }
 
 

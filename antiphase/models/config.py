@@ -329,6 +329,11 @@ class AntiphaseConfig(PreTrainedConfig):
             raise ValueError(
                 f"attn_logit_softcapping: got {softcap}, expected a number above 0, or None"
             )
+        if softcap is not None and not mechanism(self.attention).has_softmax:
+            raise ValueError(
+                f"attn_logit_softcapping: got {softcap}, but {self.attention} has no softmax whose "
+                "scores it could bound; pass None or another attention"
+            )
 
     def _check_sizes(self) -> None:
         """Raise for a size that no model can have; `Attention` checks how sizes fit together."""

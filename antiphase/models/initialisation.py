@@ -62,4 +62,4 @@ def scaled_start(block: Any, config: AntiphaseConfig) -> None:
     nn.init.normal_(attention.o_proj.weight, 0.0, output_std(config))
     for part in attention.modules():
         if isinstance(part, HeadNorm) and part.kind == "rms":
-            nn.init.constant_(part.gain, normed_rms(config) / part.factor)
+            nn.init.constant_(part.gain, normed_rms(config) / part.factor / part.live**0.5)

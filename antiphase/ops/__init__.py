@@ -25,6 +25,7 @@ from antiphase.ops.fused_cpu import linear
 from antiphase.ops.norm import rms_norm
 from antiphase.ops.reference import rectify
 from antiphase.ops.rotary import rotary_table, rotate
+from antiphase.ops.threshold import threshold_attention, threshold_maps
 
 __all__ = [
     "Choice",
@@ -51,6 +52,8 @@ __all__ = [
     "rotary_table",
     "rotate",
     "statistics_dtype",
+    "threshold_attention",
+    "threshold_maps",
     "visible_keys",
     "without_autocast",
 ]

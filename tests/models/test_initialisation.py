@@ -24,7 +24,7 @@ FACTOR = (
 )
 WITH_HEAD_NORM = [
     "diff_v1", "grouped", "low_dim_noise", "low_rank_noise", "fixed_noise", "foreign_noise",
-    "dint",
+    "dint", "threshold",
 ]  # fmt: skip
 slow = pytest.mark.slow
 WIDE = [pytest.param(size, marks=slow) for size in ("830m", "1.4b")]
@@ -118,7 +118,7 @@ def test_scaled_changes_logits_branches_and_gains(name):
             assert std(tensors) == pytest.approx(expected, rel=0.1), part
     assert ("self_attn.norm.gain" in parts) == (name in WITH_HEAD_NORM)
     for layer in net.model.attention_layers if name in WITH_HEAD_NORM else []:
-        effective = layer.norm.gain * layer.norm.factor
+        effective = layer.norm.gain * layer.norm.factor * layer.norm.live**0.5
         assert torch.allclose(effective, torch.full_like(effective, 0.2 * 0.02 * 128**0.5))
     for part in ("input_layernorm.weight", "post_attention_layernorm.weight"):
         assert all((t == 1).all() for t in parts[part])
