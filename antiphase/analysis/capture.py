@@ -39,7 +39,8 @@ class LayerMaps:
         noise: the noise map A2; None with one map per head.
         lam: [B, h, n, 1]; None with one map per head.
         integral: DINT's mean of the signal map over the rows so far; None in all others.
-        scores: attention logits of each map, -inf at masked positions; with `scores=True`.
+        scores: softmax logits of each map, -inf at masked positions; with `scores=True`, and none
+            of a mechanism without softmax.
         outputs: [B, T, h, dv], what each head passes to W_O; with `outputs=True`.
     """
 
@@ -183,7 +184,7 @@ def _record_ours(
         names = ("signal", "difference", "noise", "lam", "integral")
         maps: dict[str, Any] = {name: found[name].float() for name in names if name in found}
         kept = LayerMaps(**maps)
-        if scores:
+        if scores and layer.has_softmax:
             pairs = [(heads.q, heads.k), (heads.q2, heads.k2)]
             kept.scores = [
                 _scores(q, k, layer.softcap).masked_fill(~visible, -torch.inf)

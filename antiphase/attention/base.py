@@ -316,7 +316,7 @@ class Attention(nn.Module, ABC):
                 **function_arguments,
             )
             return self.output(self.function_output(_by_head(o, q), heads), heads)
-        Tk = heads.k.shape[2]
+        Tk = heads.past + heads.k.shape[2]
         if cache is not None:
             mask, documents = (None if t is None else t[..., -Tk:] for t in (mask, documents))
         masking = self.masking(

@@ -57,7 +57,8 @@ class Heads:
     # sign; fixed_noise: log g of this call's keys, [B, h_kv, new].
     k2: Tensor | None = None  # [B, h_kv_n, Tk, d2]
     lam: Tensor | None = None  # broadcasts to [B, h, Tq, 1]
-    new: int = 0  # how many of the Tk keys this call added; only running noise needs it
+    new: int = 0  # how many of the Tk keys this call added; only running states need it
+    past: int = 0  # earlier keys that are not among the Tk: only a state is left of them
     cache: Cache | None = None
 
     @property
@@ -98,6 +99,18 @@ def split_heads(t: Tensor, width: int) -> Tensor:
 def merge_heads(o: Tensor) -> Tensor:
     """Return [B, heads, T, width] as [B, T, heads * width], the input of W_O."""
     return o.transpose(1, 2).flatten(2)
+
+
+def count_tokens(cache: Cache | None, x: Tensor) -> int:
+    """Count the tokens x [B, T, D] in a cache that keeps a running state and no keys.
+
+    Returns:
+        The number of tokens before them.
+    """
+    if cache is None:
+        return 0
+    nothing = x.new_empty(x.shape[0], 1, x.shape[1], 0)  # a cache's length is that of its keys
+    return cache.append(nothing, nothing)[0].shape[2] - x.shape[1]
 
 
 def extend_cache(cache: Cache | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -27,6 +27,7 @@ CLASSES = {  # the mechanism's name, which is its file's, and the class in it
     "foreign_noise": "ForeignNoise",
     "dint": "Dint",
     "threshold": "Threshold",
+    "linear": "Linear",
 }
 
 
