@@ -28,6 +28,7 @@ CLASSES = {  # the mechanism's name, which is its file's, and the class in it
     "dint": "Dint",
     "threshold": "Threshold",
     "linear": "Linear",
+    "shared_diff": "SharedDiff",
 }
 
 

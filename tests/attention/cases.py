@@ -10,6 +10,7 @@ SMALL = {
     "top_k": {"k": 5},
     "low_dim_noise": {"rank": 4},
     "low_rank_noise": {"rank": 3},
+    "shared_diff": {"rank": 4},
     "threshold": {"beta": 0.1},  # at 1, heads of width 8 have hardly a weight
 }
 MIXED = pytest.mark.skip(reason="a sequence's output depends on the next sequence of its batch")
