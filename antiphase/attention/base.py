@@ -61,6 +61,7 @@ class Attention(nn.Module, ABC):
     static_cache: ClassVar[bool] = True  # keys and values fit transformers' static cache
     running_state: ClassVar[bool] = False  # decoding keeps a state beside keys and values
     has_softmax: ClassVar[bool] = True  # of scores, which a soft-cap bounds
+    causal_only: ClassVar[bool] = False  # reads tokens in their order: no context, no full map
     row_by_row: ClassVar[bool] = True  # a row of the maps depends on no other query
     tensor_parallel: ClassVar[dict[str, str]] = {}  # style of each projection, split by heads
     is_causal: ClassVar[bool] = True  # read by transformers' attention functions, as is `config`
@@ -340,6 +341,10 @@ class Attention(nn.Module, ABC):
         mask: Tensor | None,
         documents: Tensor | None,
     ) -> None:
+        if self.causal_only and (context is not None or not causal):
+            raise ValueError(
+                f"causal: {self.name} reads tokens in their order; pass causal=True and no context"
+            )
         if context is not None and causal:
             raise ValueError("causal: a context has no order with x; pass causal=False")
         if context is not None and documents is not None:

@@ -44,7 +44,7 @@ class Heads:
     """Queries, keys and values per head, after RoPE and the cache.
 
     `q`, `k` give the signal map; `q2`, `k2` the noise map, which `lam` scales before it is
-    subtracted. Three mechanisms use `q2`, `k2` for something else, as the fields say.
+    subtracted. Four mechanisms use `q2`, `k2` for something else, as the fields say.
     """
 
     x: Tensor  # [B, Tq, D], the tokens of the queries
@@ -54,7 +54,8 @@ class Heads:
     # low_rank_noise: positive features; signed_mask: the queries of its sign.
     q2: Tensor | None = None  # [B, h_n, Tq, d2]
     # low_rank_noise: features of this call's keys, [B, h_kv, new, r]; signed_mask: the keys of its
-    # sign; fixed_noise: log g of this call's keys, [B, h_kv, new].
+    # sign; fixed_noise: log g of this call's keys, [B, h_kv, new]; delta: beta and decay of this
+    # call's keys, [B, h_kv, new, 2].
     k2: Tensor | None = None  # [B, h_kv_n, Tk, d2]
     lam: Tensor | None = None  # broadcasts to [B, h, Tq, 1]
     new: int = 0  # how many of the Tk keys this call added; only running states need it

@@ -29,6 +29,7 @@ CLASSES = {  # the mechanism's name, which is its file's, and the class in it
     "threshold": "Threshold",
     "linear": "Linear",
     "shared_diff": "SharedDiff",
+    "delta": "Delta",
 }
 
 

@@ -14,9 +14,17 @@ each_independent = pytest.mark.parametrize("name", INDEPENDENT)
 grouping = pytest.mark.parametrize("kv_heads", [8, 4], ids=["mha", "gqa"])
 # Numerical gradients cost a forward pass per weight: the narrow layer stands for the wide one.
 widths = pytest.mark.parametrize("width", [8, pytest.param(16, marks=pytest.mark.slow)])
-UNNORMALISED = {"threshold": "weights are powers of cosines, and no row is divided by its sum"}
+UNNORMALISED = {
+    "threshold": "weights are powers of cosines, and no row is divided by its sum",
+    "delta": "a state holds differences of values, and no row is divided by its sum",
+}
 RUNNING = [name for name in NAMES if MECHANISMS[name].running_state]
 order = pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+
+
+def skip_unordered(name: str) -> None:
+    if MECHANISMS[name].causal_only:
+        pytest.skip("reads tokens in their order: no calls without causal=True, no context")
 
 
 def padding(B: int = 2, T: int = 21) -> torch.Tensor:
@@ -44,6 +52,8 @@ def heads_of(layer, x, context=None):
 @order
 @pytest.mark.parametrize("mask", [None, padding()], ids=["unpadded", "padded"])
 def test_the_difference_applied_to_v_is_each_heads_output(name, kv_heads, causal, mask):
+    if not causal:
+        skip_unordered(name)
     layer, x = small(name, kv_heads, rope_theta=1e4), tokens()
     heads = heads_of(layer, x)
     mask = None if mask is None else mask[:, None, None, :]
@@ -72,6 +82,8 @@ def test_rows_of_signal_and_noise_sum_to_one(name, causal):
 @each
 @order
 def test_the_difference_is_made_of_its_parts(name, causal):
+    if not causal:
+        skip_unordered(name)
     layer = small(name)
     _, maps = layer(tokens(), causal=causal, return_maps=True)
     A = maps["signal"]
@@ -113,6 +125,7 @@ def test_gradients_are_those_of_the_formula(name, width):
 
 @each_independent
 def test_cross_attention_attends_to_the_context(name):
+    skip_unordered(name)
     layer, x, context = small(name), tokens(T=9), tokens(T=21)
     out = layer(x, context)
     assert out.shape == (2, 9, 64)
@@ -128,6 +141,7 @@ def test_cross_attention_attends_to_the_context(name):
 
 @each
 def test_rope_depends_on_relative_positions_alone(name):
+    skip_unordered(name)
     plain, rotated = small(name), small(name, rope_theta=1e4)
     x = tokens(2, 12)
     back = torch.arange(11, -1, -1)
@@ -142,6 +156,7 @@ def test_rope_depends_on_relative_positions_alone(name):
 
 @each
 def test_a_context_needs_rotary_from_the_caller(name):
+    skip_unordered(name)
     with pytest.raises(ValueError, match="rotary: with a context"):
         small(name, rope_theta=1e4)(tokens(), tokens())
 
@@ -169,7 +184,7 @@ def test_running_noise_rejects_masks_that_differ_by_query():
     square = torch.ones(21, 21, dtype=torch.bool)[None, None]
     for name in RUNNING:
         with pytest.raises(ValueError, match="only a boolean padding mask"):
-            small(name)(tokens(), mask=square)
+            small(name)(tokens(), mask=square, causal=MECHANISMS[name].causal_only)
 
 
 @each
@@ -213,7 +228,7 @@ def test_ambiguous_masks_are_rejected(name):
         ones[:, :7]: "of shape .2, 7., expected bool",
     }.items():
         with pytest.raises(ValueError, match=message):
-            layer(x, mask=mask)
+            layer(x, mask=mask, causal=layer.causal_only)
 
 
 @each
@@ -231,7 +246,7 @@ def test_lambdas_gains_and_logits_are_fp32_however_a_layer_is_created(name):
 
 @each
 def test_an_empty_batch_gives_an_empty_batch(name):
-    for causal in (True, False):
+    for causal in (True,) if MECHANISMS[name].causal_only else (True, False):
         assert small(name)(torch.randn(0, 5, 64), causal=causal).shape == (0, 5, 64)
 
 
@@ -286,3 +301,10 @@ def test_every_parameter_can_be_initialised_again(name):
 def test_parameters_in_fp32_without_initial_values_are_rejected():
     with pytest.raises(TypeError, match="init_parameters"):
         type("NoValues", (Float32Parameters,), {})()
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if MECHANISMS[n].causal_only])
+def test_what_reads_tokens_in_order_rejects_full_calls_and_contexts(name):
+    for call in ({}, {"context": tokens()}):
+        with pytest.raises(ValueError, match=f"causal: {name} reads tokens in their order"):
+            small(name)(tokens(), **call)

@@ -24,7 +24,7 @@ FACTOR = (
 )
 WITH_HEAD_NORM = [
     "diff_v1", "grouped", "low_dim_noise", "low_rank_noise", "fixed_noise", "foreign_noise",
-    "dint", "threshold", "shared_diff",
+    "dint", "threshold", "shared_diff", "delta",
 ]  # fmt: skip
 slow = pytest.mark.slow
 WIDE = [pytest.param(size, marks=slow) for size in ("830m", "1.4b")]
