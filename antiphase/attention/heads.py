@@ -61,6 +61,7 @@ class Heads:
     new: int = 0  # how many of the Tk keys this call added; only running states need it
     past: int = 0  # earlier keys that are not among the Tk: only a state is left of them
     cache: Cache | None = None
+    gate: Tensor | None = None  # [B, h, Tq, dv], of grouped_latent: multiplies the output
 
     @property
     def v_new(self) -> Tensor:

@@ -30,6 +30,7 @@ CLASSES = {  # the mechanism's name, which is its file's, and the class in it
     "linear": "Linear",
     "shared_diff": "SharedDiff",
     "delta": "Delta",
+    "grouped_latent": "GroupedLatent",
 }
 
 

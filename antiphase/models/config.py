@@ -76,7 +76,7 @@ class AntiphaseConfig(PreTrainedConfig):
         sliding_window: tokens that a token attends to in layers with a sliding window, the last of
             which is itself; None for no window.
         layer_types: "sliding_attention" or "full_attention" for each layer; with a
-            `sliding_window`, all layers have it by default.
+            `sliding_window`, all layers have it by default, of grouped_latent 3 of 4.
         attention_dropout: probability to drop a weight of the map that is applied to V, in
             training.
         attn_logit_softcapping: softmax scores s become c * tanh(s / c) with this c; None for no
@@ -301,7 +301,8 @@ class AntiphaseConfig(PreTrainedConfig):
                 )
             return [HYBRID] * layers if mechanism(self.attention).running_state else None
         if given is None or HYBRID in given:
-            return [SLIDING] * layers
+            every = mechanism(self.attention).full_attention_every or layers + 1
+            return [SLIDING if (i + 1) % every else FULL for i in range(layers)]
         if len(given) != layers or SLIDING not in given:
             raise ValueError(
                 f"layer_types: got {given} with sliding_window={window}, expected one of {FULL!r} "

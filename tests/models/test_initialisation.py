@@ -110,8 +110,11 @@ def test_scaled_changes_logits_branches_and_gains(name):
     parts = by_part(net)
     for part, tensors in parts.items():
         expected = 0.02
-        if part.split(".")[-2] in ("q_proj", "k_proj", "noise_q_proj", "noise_k_proj"):
-            expected = 128**-0.5
+        projection, inputs = part.split(".")[-2], tensors[0].shape[-1]
+        if projection in ("q_proj", "k_proj", "noise_q_proj", "noise_k_proj", "k_rope_proj"):
+            expected = inputs**-0.5
+        elif projection == "v_proj":
+            expected = 0.02 * (128 / inputs) ** 0.5
         elif part == "self_attn.o_proj.weight":
             expected = 0.02 * 1.5 / 6**0.5
         if part.endswith("_proj.weight"):
