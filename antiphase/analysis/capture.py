@@ -96,10 +96,16 @@ def capture(
         The maps at those rows, with the model's logits there.
 
     Raises:
-        ValueError: rows outside the sequences, or a model whose attention cannot be observed.
+        ValueError: rows outside the sequences, or a model whose attention cannot be observed, or
+            that has no attention maps.
     """
     if type(model).__name__ == "DiffLlamaForCausalLM":
         model = from_diffllama(model)
+    if isinstance(model, AntiphaseForCausalLM) and not model.model.mechanism.has_maps:
+        raise ValueError(
+            f"capture: {model.model.mechanism.name} has no attention maps; give a model with "
+            "another mechanism"
+        )
     rows = _checked_rows(rows, ids).to(model.device)
     recording = _record_ours if isinstance(model, AntiphaseForCausalLM) else _record_foreign
     training = model.training

@@ -60,6 +60,7 @@ class Attention(nn.Module, ABC):
     Options: ClassVar[type] = NoOptions
     static_cache: ClassVar[bool] = True  # keys and values fit transformers' static cache
     running_state: ClassVar[bool] = False  # decoding keeps a state beside keys and values
+    has_maps: ClassVar[bool] = True  # False: `maps` raises, and there is nothing to drop weights of
     has_softmax: ClassVar[bool] = True  # of scores, which a soft-cap bounds
     causal_only: ClassVar[bool] = False  # reads tokens in their order: no context, no full map
     row_by_row: ClassVar[bool] = True  # a row of the maps depends on no other query
@@ -105,6 +106,11 @@ class Attention(nn.Module, ABC):
             raise ValueError(
                 f"softcap: got {softcap}, but {self.name} has no softmax whose scores it could "
                 "bound; leave it out"
+            )
+        if dropout and not self.has_maps:
+            raise ValueError(
+                f"dropout: got {dropout}, but {self.name} has no attention map whose weights it "
+                "could drop; leave it out"
             )
         self.options: Any = build(f"mechanism {self.name!r}", self.Options, options)
         self.build()
@@ -181,6 +187,14 @@ class Attention(nn.Module, ABC):
             maps: what `maps` returned, with `noise` and `lam`; perhaps with another noise map.
         """
         return maps["signal"] - maps["lam"] * maps["noise"]
+
+    def output_scale(self, rms: float) -> float:
+        """Return the factor of W_O's scaled start, for a mechanism whose heads are not of that RMS.
+
+        Args:
+            rms: of the heads' outputs in a new layer of the other mechanisms, D channels in all.
+        """
+        return 1.0
 
     @property
     def layer_idx(self) -> int:

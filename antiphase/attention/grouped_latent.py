@@ -149,6 +149,10 @@ class GroupedLatent(Attention):
         )
         return {"signal": A1, "noise": A2, "lam": per_row(heads.lam, A1), "difference": A}
 
+    def output_scale(self, rms: float) -> float:
+        gates = 0.5  # at the start
+        return (self.hidden_size / self.o_proj.in_features) ** 0.5 / gates
+
     @property
     def rotary_widths(self) -> tuple[int, ...]:
         return (self.rope_width,)

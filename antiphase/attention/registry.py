@@ -31,6 +31,8 @@ CLASSES = {  # the mechanism's name, which is its file's, and the class in it
     "shared_diff": "SharedDiff",
     "delta": "Delta",
     "grouped_latent": "GroupedLatent",
+    "gru": "Gru",
+    "lstm": "Lstm",
 }
 
 

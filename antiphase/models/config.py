@@ -326,6 +326,11 @@ class AntiphaseConfig(PreTrainedConfig):
             raise ValueError(
                 f"attention_dropout: got {dropout}, expected a probability, 0 <= p < 1"
             )
+        if dropout and not mechanism(self.attention).has_maps:
+            raise ValueError(
+                f"attention_dropout: got {dropout}, but {self.attention} has no attention map "
+                "whose weights it could drop; pass 0 or another attention"
+            )
         if softcap is not None and not 0 < softcap < math.inf:
             raise ValueError(
                 f"attn_logit_softcapping: got {softcap}, expected a number above 0, or None"

@@ -11,6 +11,7 @@ depth and width:
 
 - W_O has standard deviation initializer_range * branch_scale / sqrt(2 L): L layers add 2 L branches
   to the stream. (The down projection keeps initializer_range: scaled likewise, it learned slower.)
+  Where heads have another RMS by themselves, a mechanism's `output_scale` compensates for it.
 - the gain of an RMS head norm, times V1's factor 1 - lam_init, is about the RMS of a head's output
   without the norm;
 - W_Q and W_K have standard deviation 1 / sqrt(inputs): attention logits of unit variance. Their
@@ -65,7 +66,8 @@ def scaled_start(block: Any, config: AntiphaseConfig) -> None:
     if latent != config.hidden_size:
         enlarged = config.initializer_range * math.sqrt(config.hidden_size / latent)
         nn.init.normal_(attention.v_proj.weight, 0.0, enlarged)
-    nn.init.normal_(attention.o_proj.weight, 0.0, output_std(config))
+    std = output_std(config) * attention.output_scale(normed_rms(config))
+    nn.init.normal_(attention.o_proj.weight, 0.0, std)
     for part in attention.modules():
         if isinstance(part, HeadNorm) and part.kind == "rms":
             nn.init.constant_(part.gain, normed_rms(config) / part.factor / part.live**0.5)

@@ -13,6 +13,7 @@ SMALL = {
     "shared_diff": {"rank": 4},
     "threshold": {"beta": 0.1},  # at 1, heads of width 8 have hardly a weight
 }
+MAPPED = [name for name in NAMES if MECHANISMS[name].has_maps]
 MIXED = pytest.mark.skip(reason="a sequence's output depends on the next sequence of its batch")
 
 

@@ -6,9 +6,10 @@ import torch
 from antiphase.attention import MECHANISMS
 from antiphase.attention.heads import Inputs
 from antiphase.ops import dropout_mask, repeat_heads
-from tests.attention.cases import INDEPENDENT, NAMES, small, tokens
+from tests.attention.cases import INDEPENDENT, MAPPED, NAMES, small, tokens
 
 each = pytest.mark.parametrize("name", NAMES)
+each_mapped = pytest.mark.parametrize("name", MAPPED)
 each_independent = pytest.mark.parametrize("name", INDEPENDENT)
 each_windowed = pytest.mark.parametrize(
     "name", [n for n in NAMES if not MECHANISMS[n].running_state]
@@ -57,7 +58,7 @@ def test_documents_do_not_attend_to_each_other(name, causal):
         torch.testing.assert_close(gradient[row, begin:end], g[0], atol=1e-9, rtol=1e-9)
 
 
-@each
+@each_mapped
 def test_maps_are_those_of_the_output(name):
     for fields in ({"softcap": 0.2}, {"window": 4, "keep_first": 1}, {}):
         if "window" in fields and MECHANISMS[name].running_state:
@@ -75,6 +76,10 @@ def test_maps_are_those_of_the_output(name):
 @each
 def test_dropout_drops_weights_of_the_map_that_is_applied_to_v(name):
     """In training alone, with one mask, also where the noise has no second map."""
+    if not MECHANISMS[name].has_maps:
+        with pytest.raises(ValueError, match=f"dropout: got 0.4, but {name} has no attention map"):
+            small(name, dropout=0.4)
+        return
     layer, x = small(name, dropout=0.4).double(), tokens(dtype=torch.float64)
     want = layer.eval()(x, causal=True)
     torch.testing.assert_close(want, small(name).double()(x, causal=True))

@@ -116,7 +116,8 @@ def test_scaled_changes_logits_branches_and_gains(name):
         elif projection == "v_proj":
             expected = 0.02 * (128 / inputs) ** 0.5
         elif part == "self_attn.o_proj.weight":
-            expected = 0.02 * 1.5 / 6**0.5
+            scale = net.model.attention_layers[0].output_scale(normed_rms(net.config))
+            expected = 0.02 * 1.5 / 6**0.5 * scale
         if part.endswith("_proj.weight"):
             assert std(tensors) == pytest.approx(expected, rel=0.1), part
     assert ("self_attn.norm.gain" in parts) == (name in WITH_HEAD_NORM)
