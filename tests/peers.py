@@ -1,16 +1,23 @@
-"""Import of timm, a peer that needs a torchvision built for the installed torch.
+"""Import of peers that `make` puts beside the environment: timm and flash-linear-attention.
 
-A CPU build of torch has no matching torchvision in the registry, and a mismatched one breaks
-transformers. `make` therefore installs timm alone into a separate folder. While timm is imported,
-torchvision's names, of which timm's attention uses none, are empty classes.
+timm needs a torchvision built for the installed torch. A CPU build of torch has no matching
+torchvision in the registry, and a mismatched one breaks transformers. `make` therefore installs
+timm alone into a separate folder. While timm is imported, torchvision's names, of which timm's
+attention uses none, are empty classes.
+
+flash-linear-attention's kernels need a GPU. Its naive forms are files that need torch and einops
+alone, and are loaded one by one, without its package.
 """
 
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import sys
 import types
 from pathlib import Path
+
+import pytest
 
 FOLDER = Path(sys.prefix) / "peers"
 
@@ -54,3 +61,20 @@ def import_timm() -> types.ModuleType:
         sys.path.remove(str(FOLDER))
         for name in [n for n in sys.modules if n.split(".")[0] == "torchvision"]:
             del sys.modules[name]
+
+
+def fla_naive(op: str) -> types.ModuleType:
+    """Return the naive forms of one op of flash-linear-attention; skip a test without them."""
+    path = FOLDER / "fla" / "ops" / op / "naive.py"
+    if not path.is_file():
+        pytest.skip(f"flash-linear-attention (fla-core) is not in {FOLDER}; `make` puts it there")
+    spec = importlib.util.spec_from_file_location(f"fla_naive_{op}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.append(str(FOLDER))  # for einops
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(FOLDER))
+    return module

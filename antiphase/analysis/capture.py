@@ -38,7 +38,9 @@ class LayerMaps:
         difference: the map that is applied to V, A1 - lam A2.
         noise: the noise map A2; None with one map per head.
         lam: [B, h, n, 1]; None with one map per head.
-        scores: attention logits of each map, -inf at masked positions; with `scores=True`.
+        integral: DINT's mean of the signal map over the rows so far; None in all others.
+        scores: softmax logits of each map, -inf at masked positions; with `scores=True`, and none
+            of a mechanism without softmax.
         outputs: [B, T, h, dv], what each head passes to W_O; with `outputs=True`.
     """
 
@@ -46,6 +48,7 @@ class LayerMaps:
     difference: Tensor
     noise: Tensor | None = None
     lam: Tensor | None = None
+    integral: Tensor | None = None
     scores: list[Tensor] = field(default_factory=list)
     outputs: Tensor | None = None
 
@@ -93,10 +96,16 @@ def capture(
         The maps at those rows, with the model's logits there.
 
     Raises:
-        ValueError: rows outside the sequences, or a model whose attention cannot be observed.
+        ValueError: rows outside the sequences, or a model whose attention cannot be observed, or
+            that has no attention maps.
     """
     if type(model).__name__ == "DiffLlamaForCausalLM":
         model = from_diffllama(model)
+    if isinstance(model, AntiphaseForCausalLM) and not model.model.mechanism.has_maps:
+        raise ValueError(
+            f"capture: {model.model.mechanism.name} has no attention maps; give a model with "
+            "another mechanism"
+        )
     rows = _checked_rows(rows, ids).to(model.device)
     recording = _record_ours if isinstance(model, AntiphaseForCausalLM) else _record_foreign
     training = model.training
@@ -150,8 +159,11 @@ def _visible(rows: Tensor, T: int, layer: Attention) -> Tensor:
 
 def _at(t: Tensor | None, rows: Tensor) -> Tensor | None:
     """Return t [B, h, T, width] at those rows; what does not depend on the row is unchanged."""
-    if t is None or t.dim() < 4 or t.shape[2] == 1:
-        return t
+    return t if t is None or t.dim() < 4 or t.shape[2] == 1 else _rows_of(t, rows)
+
+
+def _rows_of(t: Tensor, rows: Tensor) -> Tensor:
+    """Return t [B, h, T, width] at the rows [B, n]."""
     index = rows[:, None, :, None].expand(-1, t.shape[1], -1, t.shape[3])
     return t.gather(2, index)
 
@@ -167,16 +179,18 @@ def _record_ours(
     """Project once more before each layer's own forward pass, and keep the maps at the rows."""
 
     def record(layer: Attention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        heads = _at_rows(_project(layer, args[0], kwargs), rows)
+        complete = _project(layer, args[0], kwargs)
+        heads = _at_rows(complete, rows)
         visible = _visible(rows, heads.k.shape[2], layer)
-        found = layer.maps(heads, layer.masking(causal=False, mask=visible))
-        kept = LayerMaps(
-            found["signal"].float(),
-            found["difference"].float(),
-            found["noise"].float() if "noise" in found else None,
-            found["lam"].float() if "lam" in found else None,
-        )
-        if scores:
+        if layer.row_by_row:
+            found = layer.maps(heads, layer.masking(causal=False, mask=visible))
+        else:  # rows depend on the queries before them
+            every = layer.maps(complete, layer.masking(causal=True))
+            found = {name: _rows_of(A, rows) for name, A in every.items()}
+        names = ("signal", "difference", "noise", "lam", "integral")
+        maps: dict[str, Any] = {name: found[name].float() for name in names if name in found}
+        kept = LayerMaps(**maps)
+        if scores and layer.has_softmax:
             pairs = [(heads.q, heads.k), (heads.q2, heads.k2)]
             kept.scores = [
                 _scores(q, k, layer.softcap).masked_fill(~visible, -torch.inf)

@@ -34,6 +34,8 @@ def head_metrics(m: LayerMaps, truth: GroundTruth, *, answers: bool) -> Values:
         "negative mass": sparsity.negative_mass(m.difference, truth.visible),
         "max weight": sparsity.max_weight(m.difference, truth.visible),
         "outside [0, 1]": sparsity.fraction_outside_simplex(m.difference, truth.visible),
+        "zero weights": sparsity.fraction_zero(m.difference, truth.visible),
+        "dead rows": sparsity.dead(m.difference, truth.visible),
     }
     if m.noise is not None and m.lam is not None:
         found["lam"] = m.lam.expand(*m.signal.shape[:3], 1)[..., 0]

@@ -60,6 +60,11 @@ class Attention(nn.Module, ABC):
     Options: ClassVar[type] = NoOptions
     static_cache: ClassVar[bool] = True  # keys and values fit transformers' static cache
     running_state: ClassVar[bool] = False  # decoding keeps a state beside keys and values
+    has_maps: ClassVar[bool] = True  # False: `maps` raises, and there is nothing to drop weights of
+    has_softmax: ClassVar[bool] = True  # of scores, which a soft-cap bounds
+    causal_only: ClassVar[bool] = False  # reads tokens in their order: no context, no full map
+    row_by_row: ClassVar[bool] = True  # a row of the maps depends on no other query
+    full_attention_every: ClassVar[int] = 0  # of a model's layers with a window: 4 is every fourth
     tensor_parallel: ClassVar[dict[str, str]] = {}  # style of each projection, split by heads
     is_causal: ClassVar[bool] = True  # read by transformers' attention functions, as is `config`
     config: Any = None  # of the model that the layer is part of
@@ -94,8 +99,18 @@ class Attention(nn.Module, ABC):
         _check_masking(window, keep_first, dropout, softcap)
         if self.running_state and window is not None:
             raise ValueError(
-                f"window: got {window}, but {self.name} keeps a running sum over all keys, from "
-                "which none can be taken out again; leave window out"
+                f"window: got {window}, but {self.name} keeps a running state over all "
+                "tokens, from which none can be taken out again; leave window out"
+            )
+        if softcap is not None and not self.has_softmax:
+            raise ValueError(
+                f"softcap: got {softcap}, but {self.name} has no softmax whose scores it could "
+                "bound; leave it out"
+            )
+        if dropout and not self.has_maps:
+            raise ValueError(
+                f"dropout: got {dropout}, but {self.name} has no attention map whose weights it "
+                "could drop; leave it out"
             )
         self.options: Any = build(f"mechanism {self.name!r}", self.Options, options)
         self.build()
@@ -138,7 +153,7 @@ class Attention(nn.Module, ABC):
 
         Returns:
             `signal` (A1) and `difference` (the map that is applied to V, before dropout); with a
-            noise term also `noise` (A2) and `lam` [B, h, Tq, 1].
+            noise term also `noise` (A2) and `lam` [B, h, Tq, 1]. Some mechanisms add others.
         """
 
     def masking(
@@ -162,13 +177,24 @@ class Attention(nn.Module, ABC):
             dropout=self.dropout if self.training else 0.0,
         )
 
-    def applied_map(self, difference: Tensor) -> Tensor:
-        """Return the map that is applied to V, from A1 - lam A2 [B, h, Tq, Tk].
+    def applied_map(self, maps: dict[str, Tensor]) -> Tensor:
+        """Return the map that is applied to V, [B, h, Tq, Tk]: A1 - lam A2.
 
-        It is the difference itself; a mechanism that changes it (`rectified`) overrides this.
-        Analyses call it to apply a map whose noise they replaced.
+        A mechanism that makes another one of the two (`rectified`, `dint`) overrides this. Analyses
+        call it to apply a map whose noise they replaced.
+
+        Args:
+            maps: what `maps` returned, with `noise` and `lam`; perhaps with another noise map.
         """
-        return difference
+        return maps["signal"] - maps["lam"] * maps["noise"]
+
+    def output_scale(self, rms: float) -> float:
+        """Return the factor of W_O's scaled start, for a mechanism whose heads are not of that RMS.
+
+        Args:
+            rms: of the heads' outputs in a new layer of the other mechanisms, D channels in all.
+        """
+        return 1.0
 
     @property
     def layer_idx(self) -> int:
@@ -306,7 +332,7 @@ class Attention(nn.Module, ABC):
                 **function_arguments,
             )
             return self.output(self.function_output(_by_head(o, q), heads), heads)
-        Tk = heads.k.shape[2]
+        Tk = heads.past + heads.k.shape[2]
         if cache is not None:
             mask, documents = (None if t is None else t[..., -Tk:] for t in (mask, documents))
         masking = self.masking(
@@ -330,6 +356,10 @@ class Attention(nn.Module, ABC):
         mask: Tensor | None,
         documents: Tensor | None,
     ) -> None:
+        if self.causal_only and (context is not None or not causal):
+            raise ValueError(
+                f"causal: {self.name} reads tokens in their order; pass causal=True and no context"
+            )
         if context is not None and causal:
             raise ValueError("causal: a context has no order with x; pass causal=False")
         if context is not None and documents is not None:

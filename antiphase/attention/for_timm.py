@@ -102,7 +102,13 @@ def timm_layer(attention: str, **options: Any) -> type[TimmLayer]:
         **options: the mechanism's own.
 
     Raises:
-        ValueError: there is no such mechanism.
+        ValueError: there is no such mechanism, or it reads tokens in their order, which the patches
+            of an image do not have.
     """
+    if mechanism(attention).causal_only:
+        raise ValueError(
+            f"attention: {attention} reads tokens in their order, but timm's layers attend to all "
+            "patches at once; choose another mechanism"
+        )
     name = f"Timm{mechanism(attention).__name__}"
     return type(name, (TimmLayer,), {"attention": attention, "options": options})

@@ -44,7 +44,7 @@ class Heads:
     """Queries, keys and values per head, after RoPE and the cache.
 
     `q`, `k` give the signal map; `q2`, `k2` the noise map, which `lam` scales before it is
-    subtracted. Three mechanisms use `q2`, `k2` for something else, as the fields say.
+    subtracted. Four mechanisms use `q2`, `k2` for something else, as the fields say.
     """
 
     x: Tensor  # [B, Tq, D], the tokens of the queries
@@ -54,11 +54,14 @@ class Heads:
     # low_rank_noise: positive features; signed_mask: the queries of its sign.
     q2: Tensor | None = None  # [B, h_n, Tq, d2]
     # low_rank_noise: features of this call's keys, [B, h_kv, new, r]; signed_mask: the keys of its
-    # sign; fixed_noise: log g of this call's keys, [B, h_kv, new].
+    # sign; fixed_noise: log g of this call's keys, [B, h_kv, new]; delta: beta and decay of this
+    # call's keys, [B, h_kv, new, 2].
     k2: Tensor | None = None  # [B, h_kv_n, Tk, d2]
     lam: Tensor | None = None  # broadcasts to [B, h, Tq, 1]
-    new: int = 0  # how many of the Tk keys this call added; only running noise needs it
+    new: int = 0  # how many of the Tk keys this call added; only running states need it
+    past: int = 0  # earlier keys that are not among the Tk: only a state is left of them
     cache: Cache | None = None
+    gate: Tensor | None = None  # [B, h, Tq, dv], of grouped_latent: multiplies the output
 
     @property
     def v_new(self) -> Tensor:
@@ -98,6 +101,18 @@ def split_heads(t: Tensor, width: int) -> Tensor:
 def merge_heads(o: Tensor) -> Tensor:
     """Return [B, heads, T, width] as [B, T, heads * width], the input of W_O."""
     return o.transpose(1, 2).flatten(2)
+
+
+def count_tokens(cache: Cache | None, x: Tensor) -> int:
+    """Count the tokens x [B, T, D] in a cache that keeps a running state and no keys.
+
+    Returns:
+        The number of tokens before them.
+    """
+    if cache is None:
+        return 0
+    nothing = x.new_empty(x.shape[0], 1, x.shape[1], 0)  # a cache's length is that of its keys
+    return cache.append(nothing, nothing)[0].shape[2] - x.shape[1]
 
 
 def extend_cache(cache: Cache | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ class Masking:
     @property
     def of_maps(self) -> dict[str, Any]:
         """Return the arguments of `attention_map` and `attention_maps`."""
-        return {**self._visibility, "softcap": self.softcap}
+        return {**self.visibility, "softcap": self.softcap}
 
     @property
     def of_output(self) -> dict[str, Any]:
@@ -34,7 +34,8 @@ class Masking:
         return {**self.of_maps, "dropout": self.dropout}
 
     @property
-    def _visibility(self) -> dict[str, Any]:
+    def visibility(self) -> dict[str, Any]:
+        """Return the arguments that say which keys a query attends to."""
         return {
             "causal": self.causal,
             "mask": self.mask,
@@ -45,7 +46,7 @@ class Masking:
 
     def visible(self, q: Tensor, k: Tensor) -> Tensor | None:
         """Return which keys each query attends to, as `antiphase.ops.visible_keys`."""
-        return visible_keys(q, k, **self._visibility)
+        return visible_keys(q, k, **self.visibility)
 
     def apply(self, A: Tensor, v: Tensor) -> Tensor:
         """Return a materialised map A [B, h, Tq, Tk], after dropout, applied to V."""

@@ -157,11 +157,13 @@ class HeadNorm(Float32Parameters):
         factor: of "rms". V1 takes 1 - lam_init, so that gradients flow as in standard attention
             (arXiv 2410.05258). It belongs to the norm: the other kinds have no factor.
         eps: added to the mean square.
+        live: fraction of rows that are not zero at the start. The scaled start makes these larger,
+            so that all rows together have the RMS of other mechanisms.
     """
 
-    def __init__(self, kind: str, width: int, factor: float, eps: float) -> None:
+    def __init__(self, kind: str, width: int, factor: float, eps: float, live: float = 1.0) -> None:
         super().__init__()
-        self.kind, self.width, self.factor, self.eps = kind, width, factor, eps
+        self.kind, self.width, self.factor, self.eps, self.live = kind, width, factor, eps, live
         if kind != "none":
             size = width if kind == "rms" else 1
             self.gain = nn.Parameter(torch.empty(size, dtype=torch.float32))

@@ -25,6 +25,22 @@ def apply_linear(layer: nn.Module, x: Tensor) -> Tensor:
     return linear(x, layer.weight, layer.bias)
 
 
+def matrix_of(layer: nn.Module, like: Tensor) -> Tensor:
+    """Return the matrix W [N, K] of a projection x W^T without bias, in the dtype of `like`.
+
+    What replaced an `nn.Linear`, such as an adapter, is called with the identity.
+
+    Args:
+        layer: a projection.
+        like: a tensor with K channels, for the dtype and device of the result.
+    """
+    if type(layer) is nn.Linear:
+        return layer.weight.to(like.dtype)
+    identity = torch.eye(layer.in_features, dtype=like.dtype, device=like.device)  # type: ignore[call-overload]
+    called: Tensor = layer(identity)
+    return called.mT
+
+
 def _is_observed(layer: nn.Module) -> bool:
     """Tell whether something has to see the call of this layer."""
     return bool(

@@ -51,10 +51,10 @@ class Rectified(Attention):
 
     def maps(self, heads: Heads, masking: Masking) -> dict[str, Tensor]:
         maps = two_softmax_maps(heads, masking)
-        return {**maps, "difference": self.applied_map(maps["difference"])}
+        return {**maps, "difference": self.applied_map(maps)}
 
-    def applied_map(self, difference: Tensor) -> Tensor:
-        return rectify(difference)
+    def applied_map(self, maps: dict[str, Tensor]) -> Tensor:
+        return rectify(super().applied_map(maps))
 
     @property
     def cache_elements_per_token(self) -> int:

@@ -25,6 +25,14 @@ CLASSES = {  # the mechanism's name, which is its file's, and the class in it
     "rectified": "Rectified",
     "simplex": "Simplex",
     "foreign_noise": "ForeignNoise",
+    "dint": "Dint",
+    "threshold": "Threshold",
+    "linear": "Linear",
+    "shared_diff": "SharedDiff",
+    "delta": "Delta",
+    "grouped_latent": "GroupedLatent",
+    "gru": "Gru",
+    "lstm": "Lstm",
 }
 
 

@@ -1,7 +1,7 @@
-"""What noise without a second T x T map needs: the mask and state of the running form.
+"""What maps without T x T weights need: the mask and state of the running form.
 
-Its noise A2 V is computed cumulatively over the keys. Decoding keeps a state of constant size in
-place of the noise's keys.
+A noise term A2 V, or a complete map, is computed cumulatively over the keys. Decoding keeps a state
+of constant size in place of these keys.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from antiphase.attention.masking import Masking
 
 
 def needs_map(masking: Masking) -> bool:
-    """Return whether the noise has no running form: the difference is materialised.
+    """Return whether a call has no running form: the difference is materialised.
 
     Dropout drops single weights of the difference. Without causal order, documents have no running
     sum.
@@ -56,8 +56,8 @@ def _new_key_padding(name: str, heads: Heads, mask: Tensor | None) -> Tensor | N
         return None
     if mask.dtype != torch.bool or mask.shape[1:3] != (1, 1):
         raise ValueError(
-            f"mask: got {mask.dtype} of shape {tuple(mask.shape)}; {name}, with its running noise "
-            "branch, takes only a boolean padding mask [B, Tk] beside causal=True or False"
+            f"mask: got {mask.dtype} of shape {tuple(mask.shape)}; {name}, with its running "
+            "state, takes only a boolean padding mask [B, Tk] beside causal=True or False"
         )
     return mask[:, 0, 0, -heads.new :].expand(heads.x.shape[0], -1)
 
@@ -74,10 +74,10 @@ def visible_noise(name: str, heads: Heads, masking: Masking) -> Tensor | None:
     Raises:
         ValueError: the noise keys of earlier calls are gone, or the mask is additive.
     """
-    if heads.new != heads.k.shape[2]:
+    if heads.past or heads.new != heads.k.shape[2]:
         raise ValueError(
-            f"maps: {name} keeps a running state, not the noise keys of earlier tokens; request "
-            "the maps of the complete sequence at once, without a cache"
+            f"maps: {name} keeps a running state, not these keys of earlier tokens; request the "
+            "maps of the complete sequence at once, without a cache"
         )
     if masking.mask is not None and masking.mask.dtype != torch.bool:
         raise ValueError(f"mask: got {masking.mask.dtype}; {name} takes only a boolean one")

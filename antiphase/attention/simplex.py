@@ -50,10 +50,10 @@ class Simplex(Attention):
 
     def maps(self, heads: Heads, masking: Masking) -> dict[str, Tensor]:
         maps = two_softmax_maps(heads, masking)
-        return {**maps, "difference": self.applied_map(maps["difference"])}
+        return {**maps, "difference": self.applied_map(maps)}
 
-    def applied_map(self, difference: Tensor) -> Tensor:
-        return rectify(difference, normalise=True)
+    def applied_map(self, maps: dict[str, Tensor]) -> Tensor:
+        return rectify(super().applied_map(maps), normalise=True)
 
     @property
     def cache_elements_per_token(self) -> int:

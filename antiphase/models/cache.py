@@ -6,6 +6,8 @@ from typing import Any
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from antiphase.models.growing_cache import with_room
+
 _CONSTANTS = "antiphase_constants"  # of a cache: by layer
 
 
@@ -35,6 +37,9 @@ class LayerCache:
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append keys and values [B, heads, T, width]; return all that are cached now."""
         T = k.shape[2]
+        if k.shape[3] == 0:  # only layers of our own count tokens without channels
+            self._running_layer()
+            with_room(self.cache)
         k, v = self.cache.update(k, v, self.layer)
         if self.static_prefill:
             k, v = k[:, :, :T], v[:, :, :T]

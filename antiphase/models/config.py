@@ -76,7 +76,7 @@ class AntiphaseConfig(PreTrainedConfig):
         sliding_window: tokens that a token attends to in layers with a sliding window, the last of
             which is itself; None for no window.
         layer_types: "sliding_attention" or "full_attention" for each layer; with a
-            `sliding_window`, all layers have it by default.
+            `sliding_window`, all layers have it by default, of grouped_latent 3 of 4.
         attention_dropout: probability to drop a weight of the map that is applied to V, in
             training.
         attn_logit_softcapping: softmax scores s become c * tanh(s / c) with this c; None for no
@@ -301,7 +301,8 @@ class AntiphaseConfig(PreTrainedConfig):
                 )
             return [HYBRID] * layers if mechanism(self.attention).running_state else None
         if given is None or HYBRID in given:
-            return [SLIDING] * layers
+            every = mechanism(self.attention).full_attention_every or layers + 1
+            return [SLIDING if (i + 1) % every else FULL for i in range(layers)]
         if len(given) != layers or SLIDING not in given:
             raise ValueError(
                 f"layer_types: got {given} with sliding_window={window}, expected one of {FULL!r} "
@@ -318,16 +319,26 @@ class AntiphaseConfig(PreTrainedConfig):
             )
         if window is not None and mechanism(self.attention).running_state:
             raise ValueError(
-                f"sliding_window: got {window}, but {self.attention} keeps a running sum over all "
-                "tokens, from which none can be taken out again; pass None or another attention"
+                f"sliding_window: got {window}, but {self.attention} keeps a running state over "
+                "all tokens, from which none can be taken out again; pass None or another attention"
             )
         if not 0 <= dropout < 1:
             raise ValueError(
                 f"attention_dropout: got {dropout}, expected a probability, 0 <= p < 1"
             )
+        if dropout and not mechanism(self.attention).has_maps:
+            raise ValueError(
+                f"attention_dropout: got {dropout}, but {self.attention} has no attention map "
+                "whose weights it could drop; pass 0 or another attention"
+            )
         if softcap is not None and not 0 < softcap < math.inf:
             raise ValueError(
                 f"attn_logit_softcapping: got {softcap}, expected a number above 0, or None"
+            )
+        if softcap is not None and not mechanism(self.attention).has_softmax:
+            raise ValueError(
+                f"attn_logit_softcapping: got {softcap}, but {self.attention} has no softmax whose "
+                "scores it could bound; pass None or another attention"
             )
 
     def _check_sizes(self) -> None:

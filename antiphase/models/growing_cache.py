@@ -123,7 +123,12 @@ class GrowingLayer(_Growing):
 
 
 class GrowingStateLayer(_Growing, LinearAttentionAndFullAttentionLayer):
-    """Keys, values and the running state of a layer."""
+    """Keys, values and the running state of a layer; or keys without channels, and a state."""
+
+    def get_seq_length(self) -> int:
+        """Return the number of tokens; transformers' layers count none without channels."""
+        counted = self.keys is not None and self.keys.dim() == 4
+        return self.keys.shape[-2] if counted else 0
 
 
 class GrowingSlidingLayer(_Growing, DynamicSlidingWindowLayer):

@@ -11,9 +11,12 @@ depth and width:
 
 - W_O has standard deviation initializer_range * branch_scale / sqrt(2 L): L layers add 2 L branches
   to the stream. (The down projection keeps initializer_range: scaled likewise, it learned slower.)
+  Where heads have another RMS by themselves, a mechanism's `output_scale` compensates for it.
 - the gain of an RMS head norm, times V1's factor 1 - lam_init, is about the RMS of a head's output
   without the norm;
-- W_Q and W_K have standard deviation 1 / sqrt(D): attention logits of unit variance.
+- W_Q and W_K have standard deviation 1 / sqrt(inputs): attention logits of unit variance. Their
+  inputs are the D channels of the token; or those of a latent, from which W_V is enlarged, so that
+  values have the RMS that they have from the token.
 
 `docs/initialisation_search.py` is the search that chose it; the log has its numbers.
 """
@@ -26,7 +29,7 @@ from torch import nn
 from antiphase.attention.parts import HeadNorm
 from antiphase.models.config import AntiphaseConfig
 
-QUERIES_AND_KEYS = ("q_proj", "k_proj", "noise_q_proj", "noise_k_proj")
+QUERIES_AND_KEYS = ("q_proj", "k_proj", "noise_q_proj", "noise_k_proj", "k_rope_proj")
 
 # RMS of a head's output over that of V's rows, when nothing is learned yet: a row averages over its
 # visible keys, so its mean square is 1 / (number of keys). Over the rows of 64 to 512 tokens, the
@@ -58,8 +61,13 @@ def scaled_start(block: Any, config: AntiphaseConfig) -> None:
     attention = block.self_attn
     for name in QUERIES_AND_KEYS:
         if isinstance(projection := getattr(attention, name, None), nn.Linear):
-            nn.init.normal_(projection.weight, 0.0, config.hidden_size**-0.5)
-    nn.init.normal_(attention.o_proj.weight, 0.0, output_std(config))
+            nn.init.normal_(projection.weight, 0.0, projection.in_features**-0.5)
+    latent = getattr(getattr(attention, "v_proj", None), "in_features", config.hidden_size)
+    if latent != config.hidden_size:
+        enlarged = config.initializer_range * math.sqrt(config.hidden_size / latent)
+        nn.init.normal_(attention.v_proj.weight, 0.0, enlarged)
+    std = output_std(config) * attention.output_scale(normed_rms(config))
+    nn.init.normal_(attention.o_proj.weight, 0.0, std)
     for part in attention.modules():
         if isinstance(part, HeadNorm) and part.kind == "rms":
-            nn.init.constant_(part.gain, normed_rms(config) / part.factor)
+            nn.init.constant_(part.gain, normed_rms(config) / part.factor / part.live**0.5)

@@ -20,6 +20,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from antiphase.attention import Attention, mechanism
 from antiphase.attention.parts import Float32Parameters
 from antiphase.attention.projections import apply_linear
+from antiphase.attention.recurrence import init_recurrence
 from antiphase.models.cache import LayerCache, forget_constants
 from antiphase.models.config import AntiphaseConfig
 from antiphase.models.growing_cache import with_room
@@ -103,6 +104,8 @@ class AntiphasePreTrainedModel(PreTrainedModel):
         super()._init_weights(module)  # N(0, initializer_range), zero biases, norms of ones
         if isinstance(module, Float32Parameters):
             module.init_parameters()  # lambdas, gains and logits have initial values of their own
+        if isinstance(module, nn.RNNBase):
+            init_recurrence(module)
         if isinstance(module, Block) and self.config.initialisation == "scaled":
             scaled_start(module, self.config)
 

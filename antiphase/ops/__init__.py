@@ -7,6 +7,7 @@ from antiphase.ops.arguments import (
     without_autocast,
 )
 from antiphase.ops.cumulative import linear_attention, linear_map, prefix_attention, prefix_map
+from antiphase.ops.delta import delta_map, delta_rule, delta_rule_recurrent
 from antiphase.ops.dispatch import Choice
 from antiphase.ops.documents import documents_from_cu_seqlens, documents_from_position_ids
 from antiphase.ops.dropout import dropout_mask
@@ -25,6 +26,7 @@ from antiphase.ops.fused_cpu import linear
 from antiphase.ops.norm import rms_norm
 from antiphase.ops.reference import rectify
 from antiphase.ops.rotary import rotary_table, rotate
+from antiphase.ops.threshold import threshold_attention, threshold_maps
 
 __all__ = [
     "Choice",
@@ -35,6 +37,9 @@ __all__ = [
     "attention_maps",
     "backend_for",
     "causal_mask",
+    "delta_map",
+    "delta_rule",
+    "delta_rule_recurrent",
     "diff_attention",
     "documents_from_cu_seqlens",
     "documents_from_position_ids",
@@ -51,6 +56,8 @@ __all__ = [
     "rotary_table",
     "rotate",
     "statistics_dtype",
+    "threshold_attention",
+    "threshold_maps",
     "visible_keys",
     "without_autocast",
 ]

@@ -68,14 +68,14 @@ def linear_attention(
             state = state + fk.mT @ F.pad(v, (0, 1), value=1.0)
             out = fq @ repeat_heads(state, H)
             return _ratio(out[..., :-1], out[..., -1:]).to(out_dtype), state
-        fk, v = _chunks(fk), _chunks(v)  # [B, Hkv, chunks, C, r | dv]
+        fk, v = in_chunks(fk), in_chunks(v)  # [B, Hkv, chunks, C, r | dv]
         S = fk.mT @ v  # [B, Hkv, chunks, r, dv]
         z = fk.flatten(2, 3).cumsum(dim=2)  # [B, Hkv, T, r]
         past_S, past_z = state[..., :-1], state[..., -1]
         after = torch.cat([past_S + S.sum(2), (past_z + z[:, :, -1])[..., None]], dim=-1)
         S = S.cumsum(dim=2) - S + past_S[:, :, None]  # before each chunk
         fk, v, S, z = (repeat_heads(t, H) for t in (fk, v, S, z + past_z[:, :, None]))
-        fq = _chunks(fq)
+        fq = in_chunks(fq)
         fq = _ratio(fq, (fq * z.view_as(fq)).sum(-1, keepdim=True))
         within = (fq @ fk.mT).tril()  # the chunk's own keys
         fq, S, within, v = (t.flatten(0, 2) for t in (fq, S, within, v))
@@ -89,8 +89,8 @@ def _linear_over_documents(
 ) -> tuple[Tensor, Tensor]:
     """Return what `linear_attention` returns, causal and with documents that start at `starts`."""
     H, T = fq.shape[1:3]
-    fq, fk, v = _chunks(fq), _chunks(fk), _chunks(F.pad(v, (0, 1), value=1.0))
-    ids, ends = _document_chunks(starts)
+    fq, fk, v = in_chunks(fq), in_chunks(fk), in_chunks(F.pad(v, (0, 1), value=1.0))
+    ids, ends = document_chunks(starts)
     # The state after each chunk: sums over the keys of the document in which the chunk ends.
     last = (ids == ids[..., -1:])[:, None, :, :, None]
     sums = torch.cat([state[:, :, None], (fk * last).mT @ v], dim=2)  # [B, Hkv, 1 + chunks, r, dv]
@@ -166,10 +166,10 @@ def prefix_attention(
             out = W @ values
             return out.to(out_dtype), _pack_state(out, log_total)
         T = s.shape[-1]
-        s, v = _chunks(s[..., None], LOG_ZERO)[..., 0], _chunks(v)  # [B, H, chunks, C(, dv)]
+        s, v = in_chunks(s[..., None], LOG_ZERO)[..., 0], in_chunks(v)  # [B, H, chunks, C(, dv)]
         last, ends, ids = s, None, None
         if starts is not None:
-            ids, ends = (t[:, None] for t in _document_chunks(starts))
+            ids, ends = (t[:, None] for t in document_chunks(starts))
             # A chunk leaves to the next ones the keys of the document in which it ends.
             last = s.masked_fill(ids != ids[..., -1:], LOG_ZERO)
             ids = torch.cat([ends[..., :-1, None], ids], -1)  # of the past, then of the chunk
@@ -216,7 +216,7 @@ def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     return numerator / denominator.masked_fill(denominator == 0, 1.0)
 
 
-def _chunks(t: Tensor, fill: float = 0.0) -> Tensor:
+def in_chunks(t: Tensor, fill: float = 0.0) -> Tensor:
     """Return [B, H, T, w] as [B, H, chunks, CHUNK, w], padded at the end.
 
     A program that is recorded has one chunk of length T: the number of chunks of another length
@@ -255,7 +255,7 @@ def _check_starts(starts: Tensor | None, causal: bool) -> None:
         )
 
 
-def _document_chunks(starts: Tensor) -> tuple[Tensor, Tensor]:
+def document_chunks(starts: Tensor) -> tuple[Tensor, Tensor]:
     """Number the documents of a call; 0 continues the document of the state.
 
     Args:
@@ -265,7 +265,7 @@ def _document_chunks(starts: Tensor) -> tuple[Tensor, Tensor]:
         The number of each key's document [B, chunks, CHUNK], and those of the documents in which
         the state and then each chunk end [B, 1 + chunks].
     """
-    ids = _chunks(starts[:, None, :, None].long())[:, 0, ..., 0]  # [B, chunks, CHUNK]
+    ids = in_chunks(starts[:, None, :, None].long())[:, 0, ..., 0]  # [B, chunks, CHUNK]
     ids = ids.flatten(1).cumsum(1).view_as(ids)
     return ids, F.pad(ids[..., -1], (1, 0))
 

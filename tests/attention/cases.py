@@ -6,7 +6,14 @@ import torch
 from antiphase.attention import MECHANISMS, Attention
 
 NAMES = list(MECHANISMS)
-SMALL = {"top_k": {"k": 5}, "low_dim_noise": {"rank": 4}, "low_rank_noise": {"rank": 3}}
+SMALL = {
+    "top_k": {"k": 5},
+    "low_dim_noise": {"rank": 4},
+    "low_rank_noise": {"rank": 3},
+    "shared_diff": {"rank": 4},
+    "threshold": {"beta": 0.1},  # at 1, heads of width 8 have hardly a weight
+}
+MAPPED = [name for name in NAMES if MECHANISMS[name].has_maps]
 MIXED = pytest.mark.skip(reason="a sequence's output depends on the next sequence of its batch")
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from antiphase.attention import MECHANISMS
 from antiphase.attention.for_timm import TimmLayer, timm_layer
 from tests.attention.cases import NAMES
 from tests.peers import import_timm
@@ -11,6 +12,10 @@ from tests.peers import import_timm
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_mechanism_takes_timms_arguments(name):
+    if MECHANISMS[name].causal_only:
+        with pytest.raises(ValueError, match=f"attention: {name} reads tokens in their order"):
+            timm_layer(name)
+        return
     layer = timm_layer(name)(
         64, num_heads=8, qkv_bias=True, proj_bias=False, norm_layer=nn.LayerNorm
     )

@@ -6,15 +6,27 @@ import torch
 from antiphase.attention import MECHANISMS
 from antiphase.attention.heads import Inputs
 from antiphase.attention.parts import Float32Parameters
+from antiphase.attention.recurrence import init_recurrence
 from antiphase.ops import repeat_heads, rotary_table
-from tests.attention.cases import INDEPENDENT, NAMES, SMALL, small, tokens
+from tests.attention.cases import INDEPENDENT, MAPPED, NAMES, SMALL, small, tokens
 
 each = pytest.mark.parametrize("name", NAMES)
+each_mapped = pytest.mark.parametrize("name", MAPPED)
 each_independent = pytest.mark.parametrize("name", INDEPENDENT)
 grouping = pytest.mark.parametrize("kv_heads", [8, 4], ids=["mha", "gqa"])
 # Numerical gradients cost a forward pass per weight: the narrow layer stands for the wide one.
 widths = pytest.mark.parametrize("width", [8, pytest.param(16, marks=pytest.mark.slow)])
+UNNORMALISED = {
+    "threshold": "weights are powers of cosines, and no row is divided by its sum",
+    "delta": "a state holds differences of values, and no row is divided by its sum",
+}
+RUNNING = [name for name in NAMES if MECHANISMS[name].running_state]
 order = pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+
+
+def skip_unordered(name: str) -> None:
+    if MECHANISMS[name].causal_only:
+        pytest.skip("reads tokens in their order: no calls without causal=True, no context")
 
 
 def padding(B: int = 2, T: int = 21) -> torch.Tensor:
@@ -37,11 +49,13 @@ def heads_of(layer, x, context=None):
     return layer.project(Inputs(x, x if context is None else context, rotary, rotary, None))
 
 
-@each
+@each_mapped
 @grouping
 @order
 @pytest.mark.parametrize("mask", [None, padding()], ids=["unpadded", "padded"])
 def test_the_difference_applied_to_v_is_each_heads_output(name, kv_heads, causal, mask):
+    if not causal:
+        skip_unordered(name)
     layer, x = small(name, kv_heads, rope_theta=1e4), tokens()
     heads = heads_of(layer, x)
     mask = None if mask is None else mask[:, None, None, :]
@@ -51,9 +65,11 @@ def test_the_difference_applied_to_v_is_each_heads_output(name, kv_heads, causal
     torch.testing.assert_close(o, A @ repeat_heads(heads.v, A.shape[1]), atol=2e-6, rtol=1e-5)
 
 
-@each
+@each_mapped
 @order
 def test_rows_of_signal_and_noise_sum_to_one(name, causal):
+    if name in UNNORMALISED:
+        pytest.skip(UNNORMALISED[name])
     _, maps = small(name)(tokens(), causal=causal, return_maps=True)
     for kind in {"signal", "noise"} & maps.keys():
         sums = maps[kind].sum(-1)
@@ -65,15 +81,17 @@ def test_rows_of_signal_and_noise_sum_to_one(name, causal):
         assert (maps[kind] >= 0).all()
 
 
-@each
+@each_mapped
 @order
 def test_the_difference_is_made_of_its_parts(name, causal):
+    if not causal:
+        skip_unordered(name)
     layer = small(name)
     _, maps = layer(tokens(), causal=causal, return_maps=True)
     A = maps["signal"]
     if "noise" in maps:
         assert maps["lam"].shape == (*A.shape[:3], 1)
-        A = layer.applied_map(A - maps["lam"] * maps["noise"])
+        A = layer.applied_map(maps)
     elif "sign" in maps:
         assert maps["sign"].abs().max() <= 1
         A = A * maps["sign"]
@@ -109,6 +127,7 @@ def test_gradients_are_those_of_the_formula(name, width):
 
 @each_independent
 def test_cross_attention_attends_to_the_context(name):
+    skip_unordered(name)
     layer, x, context = small(name), tokens(T=9), tokens(T=21)
     out = layer(x, context)
     assert out.shape == (2, 9, 64)
@@ -124,11 +143,12 @@ def test_cross_attention_attends_to_the_context(name):
 
 @each
 def test_rope_depends_on_relative_positions_alone(name):
+    skip_unordered(name)
     plain, rotated = small(name), small(name, rope_theta=1e4)
     x = tokens(2, 12)
     back = torch.arange(11, -1, -1)
     torch.testing.assert_close(plain(x[:, back])[:, back], plain(x), atol=1e-5, rtol=1e-4)
-    if name != "fixed_noise":  # its noise ignores order, its signal does not
+    if rotated.rotary_widths and name != "fixed_noise":  # its noise ignores order
         assert not torch.allclose(rotated(x[:, back])[:, back], rotated(x), atol=1e-4)
     later = {w: [t[:, 30:42] for t in rotary_table(50, w)] for w in rotated.rotary_widths}
     torch.testing.assert_close(
@@ -138,6 +158,7 @@ def test_rope_depends_on_relative_positions_alone(name):
 
 @each
 def test_a_context_needs_rotary_from_the_caller(name):
+    skip_unordered(name)
     with pytest.raises(ValueError, match="rotary: with a context"):
         small(name, rope_theta=1e4)(tokens(), tokens())
 
@@ -150,8 +171,9 @@ def test_a_layer_shows_its_heads(name):
 @each
 def test_casting_to_bf16_keeps_lambdas_gains_and_logits_in_fp32(name):
     layer = small(name).to(torch.bfloat16)
-    matrices = [p for p in layer.parameters() if p.dim() == 2]
-    vectors = [p for p in layer.parameters() if p.dim() < 2]
+    named = [(n, p) for n, p in layer.named_parameters() if not n.startswith("rnn.bias")]
+    matrices = [p for _, p in named if p.dim() == 2]
+    vectors = [p for _, p in named if p.dim() < 2]
     assert all(p.dtype == torch.bfloat16 for p in matrices)
     assert all(p.dtype == torch.float32 for p in vectors)
     exact = small(name)
@@ -163,13 +185,15 @@ def test_casting_to_bf16_keeps_lambdas_gains_and_logits_in_fp32(name):
 
 def test_running_noise_rejects_masks_that_differ_by_query():
     square = torch.ones(21, 21, dtype=torch.bool)[None, None]
-    for name in ("low_rank_noise", "fixed_noise"):
+    for name in RUNNING:
         with pytest.raises(ValueError, match="only a boolean padding mask"):
-            small(name)(tokens(), mask=square)
+            small(name)(tokens(), mask=square, causal=MECHANISMS[name].causal_only)
 
 
 @each
 def test_cross_attention_with_rotary_of_the_context(name):
+    if not MECHANISMS[name].row_by_row:
+        pytest.skip("a row depends on the other queries, so longer ones are others")
     layer, x, context = small(name, rope_theta=1e4), tokens(T=4), tokens(T=9)
     rotary = {w: rotary_table(4, w) for w in layer.rotary_widths}
     keys = {w: rotary_table(9, w) for w in layer.rotary_widths}
@@ -182,8 +206,8 @@ def test_cross_attention_with_rotary_of_the_context(name):
 
 @each
 def test_additive_masks_bias_and_hide(name):
-    if name in ("low_rank_noise", "fixed_noise"):
-        return  # padding masks only; the rejection is tested above
+    if name in RUNNING:
+        pytest.skip("padding masks only; the rejection is tested above")
     layer, x = small(name, **({"k": 100} if name == "top_k" else {})), tokens()
     hidden = torch.zeros(21, 21).masked_fill(~torch.ones(21, 21).tril().bool(), -torch.inf)
     floor = hidden.clamp_min(torch.finfo(torch.float32).min)
@@ -207,7 +231,7 @@ def test_ambiguous_masks_are_rejected(name):
         ones[:, :7]: "of shape .2, 7., expected bool",
     }.items():
         with pytest.raises(ValueError, match=message):
-            layer(x, mask=mask)
+            layer(x, mask=mask, causal=layer.causal_only)
 
 
 @each
@@ -219,13 +243,14 @@ def test_lambdas_gains_and_logits_are_fp32_however_a_layer_is_created(name):
     finally:
         torch.set_default_dtype(default)
     for layer in (created, small(name).double().bfloat16()):
-        for p in layer.parameters():
-            assert p.dtype == (torch.bfloat16 if p.dim() == 2 else torch.float32)
+        for n, p in layer.named_parameters():
+            narrow = p.dim() == 2 or n.startswith("rnn.bias")  # biases are as in `nn.Linear`
+            assert p.dtype == (torch.bfloat16 if narrow else torch.float32)
 
 
 @each
 def test_an_empty_batch_gives_an_empty_batch(name):
-    for causal in (True, False):
+    for causal in (True,) if MECHANISMS[name].causal_only else (True, False):
         assert small(name)(torch.randn(0, 5, 64), causal=causal).shape == (0, 5, 64)
 
 
@@ -245,10 +270,14 @@ def test_second_derivatives_on_the_reference(name, width):
 def test_autocast_rounds_the_projections_alone(name):
     fields = {"k": 100} if name == "top_k" else {}  # rounding may choose other keys
     layer, x = small(name, 4, rope_theta=1e4, **fields), tokens()
-    out, maps = layer(x, causal=True, return_maps=True)
+    with_maps = {"causal": True, "return_maps": layer.has_maps}
+    out, maps = layer(x, **with_maps) if layer.has_maps else (layer(x, **with_maps), {})
     with torch.autocast("cpu", torch.bfloat16):
-        got, got_maps = layer(x, causal=True, return_maps=True)
-    torch.testing.assert_close(got.float(), out, atol=0.02, rtol=0.05)
+        got = layer(x, **with_maps)
+    got, got_maps = got if layer.has_maps else (got, {})
+    # The norm enlarges the error of rows whose few weights just exceed the threshold.
+    atol = 0.1 if name == "threshold" else 0.02
+    torch.testing.assert_close(got.float(), out, atol=atol, rtol=0.05)
     assert got_maps.keys() == maps.keys()
     for kind, A in got_maps.items():
         assert A.dtype == torch.float32, kind
@@ -271,6 +300,8 @@ def test_every_parameter_can_be_initialised_again(name):
             part.init_parameters()
         elif isinstance(part, torch.nn.Linear):
             part.reset_parameters()  # models draw from N(0, initializer_range) instead
+        elif isinstance(part, torch.nn.RNNBase):
+            init_recurrence(part)
     for n, p in layer.named_parameters():  # any other parameter would still be NaN
         torch.testing.assert_close(p.detach(), fresh[n], atol=1.0, rtol=0, msg=n)
 
@@ -278,3 +309,10 @@ def test_every_parameter_can_be_initialised_again(name):
 def test_parameters_in_fp32_without_initial_values_are_rejected():
     with pytest.raises(TypeError, match="init_parameters"):
         type("NoValues", (Float32Parameters,), {})()
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if MECHANISMS[n].causal_only])
+def test_what_reads_tokens_in_order_rejects_full_calls_and_contexts(name):
+    for call in ({}, {"context": tokens()}):
+        with pytest.raises(ValueError, match=f"causal: {name} reads tokens in their order"):
+            small(name)(tokens(), **call)

@@ -108,7 +108,7 @@ def cached_values(name: str) -> int:
 @pytest.mark.parametrize("name", list(MECHANISMS))
 def test_windows_work_or_raise_as_the_table_says(name):
     if MECHANISMS[name].running_state:
-        with pytest.raises(ValueError, match="a running sum"):
+        with pytest.raises(ValueError, match="a running state"):
             preset("nano", name, sliding_window=4)
         return
     model = AntiphaseForCausalLM(preset("nano", name, sliding_window=4)).eval()

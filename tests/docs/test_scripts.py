@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.docs.pages import script
+from tests.docs.pages import script, text
 
 
 def test_the_starts_of_the_initialisation_search():
@@ -43,3 +43,13 @@ def test_the_arms_of_language_micro_differ_in_mechanism_and_start_alone():
         assert (recipe["attention"], recipe["model"]["initialisation"]) == runs.ARMS[arm]
         same = {k: v for k, v in recipe.items() if k not in ("attention", "model")}
         assert same == {k: recipes["standard"][k] for k in same}
+
+
+def test_the_table_of_dead_rows_is_what_the_script_prints():
+    rows = script("dead_rows")
+    page = text("docs/attention.md")
+    assert "python docs/dead_rows.py" in page
+    for length in (16, 64):
+        cells = " | ".join(f"{rows.dead_fraction(length, d):.2f}" for d in rows.WIDTHS)
+        assert f"| {length:,} | {cells} |" in page
+    assert rows.dead_fraction(64, 8) > 0.99  # tau is above 1 from 56 keys on

@@ -106,7 +106,7 @@ def test_match_none_keeps_the_width(name):
         ({"initializer_range": 0}, "initializer_range: got 0, .* above 0, such as 0.02"),
         ({"initializer_range": float("nan")}, "initializer_range: got nan, expected a standard"),
         ({"sliding_window": 0}, "sliding_window: got 0, expected at least 1, or None"),
-        ({"sliding_window": 4, "name": "fixed_noise"}, "fixed_noise keeps a running sum"),
+        ({"sliding_window": 4, "name": "fixed_noise"}, "fixed_noise keeps a running state"),
         ({"sliding_window": 4, "layer_types": ["sliding_attention"]}, "for each of 2 layers"),
         ({"attention_dropout": 1.0}, "attention_dropout: got 1.0, expected a probability"),
         ({"attention_dropout": -0.1}, "attention_dropout: got -0.1, expected a probability"),
@@ -282,7 +282,7 @@ def test_keywords_of_loading_are_validated_like_fields(tmp_path):
     for load in loaders:
         with pytest.raises(ValueError, match=r"embd_pdrop: got 0.1"):
             load(tmp_path, embd_pdrop=0.1)
-        with pytest.raises(ValueError, match=r"sliding_window: got 4, .* a running sum"):
+        with pytest.raises(ValueError, match=r"sliding_window: got 4, .* a running state"):
             load(tmp_path, sliding_window=4)
         with pytest.raises(ValueError, match="attention: got 'dif_v1'"):
             load(tmp_path, attention="dif_v1")

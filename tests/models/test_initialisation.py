@@ -24,6 +24,7 @@ FACTOR = (
 )
 WITH_HEAD_NORM = [
     "diff_v1", "grouped", "low_dim_noise", "low_rank_noise", "fixed_noise", "foreign_noise",
+    "dint", "threshold", "shared_diff", "delta",
 ]  # fmt: skip
 slow = pytest.mark.slow
 WIDE = [pytest.param(size, marks=slow) for size in ("830m", "1.4b")]
@@ -109,15 +110,19 @@ def test_scaled_changes_logits_branches_and_gains(name):
     parts = by_part(net)
     for part, tensors in parts.items():
         expected = 0.02
-        if part.split(".")[-2] in ("q_proj", "k_proj", "noise_q_proj", "noise_k_proj"):
-            expected = 128**-0.5
+        projection, inputs = part.split(".")[-2], tensors[0].shape[-1]
+        if projection in ("q_proj", "k_proj", "noise_q_proj", "noise_k_proj", "k_rope_proj"):
+            expected = inputs**-0.5
+        elif projection == "v_proj":
+            expected = 0.02 * (128 / inputs) ** 0.5
         elif part == "self_attn.o_proj.weight":
-            expected = 0.02 * 1.5 / 6**0.5
+            scale = net.model.attention_layers[0].output_scale(normed_rms(net.config))
+            expected = 0.02 * 1.5 / 6**0.5 * scale
         if part.endswith("_proj.weight"):
             assert std(tensors) == pytest.approx(expected, rel=0.1), part
     assert ("self_attn.norm.gain" in parts) == (name in WITH_HEAD_NORM)
     for layer in net.model.attention_layers if name in WITH_HEAD_NORM else []:
-        effective = layer.norm.gain * layer.norm.factor
+        effective = layer.norm.gain * layer.norm.factor * layer.norm.live**0.5
         assert torch.allclose(effective, torch.full_like(effective, 0.2 * 0.02 * 128**0.5))
     for part in ("input_layernorm.weight", "post_attention_layernorm.weight"):
         assert all((t == 1).all() for t in parts[part])

@@ -13,9 +13,10 @@ from transformers import (
 from transformers.utils.hub import PushToHubMixin
 
 from antiphase.models import AntiphaseForSequenceClassification
-from tests.attention.cases import NAMES
+from tests.attention.cases import MAPPED, NAMES
 from tests.models.tiny import VOCABULARY, config, left_padded, model, token_ids
 
+each_mapped = pytest.mark.parametrize("name", MAPPED)
 each = pytest.mark.parametrize("name", NAMES)
 main = pytest.mark.parametrize("name", ["standard", "diff_v1", "diff_v2"])
 
@@ -104,7 +105,7 @@ def test_loss_is_over_shifted_labels_without_the_ignored(name):
     torch.testing.assert_close(net(ids, logits_to_keep=2).logits, out.logits[:, -2:])
 
 
-@each
+@each_mapped
 @torch.no_grad()
 def test_attentions_are_the_differences_and_hidden_states_surround_the_layers(name):
     net, ids = model(name), token_ids()
@@ -133,8 +134,9 @@ def test_weight_decay_skips_lambdas_gains_and_embeddings(name):
     decayed, kept = net.parameter_groups(0.1)
     assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
     names = {id(p): n for n, p in net.named_parameters()}
-    assert all("proj" in names[id(p)] for p in decayed["params"])
-    assert not any("proj" in names[id(p)] for p in kept["params"])
+    matrices = ("_proj.weight", "rnn.weight_ih_l0", "rnn.weight_hh_l0")
+    assert all(names[id(p)].endswith(matrices) for p in decayed["params"])
+    assert not any(names[id(p)].endswith(matrices) for p in kept["params"])
     assert len(decayed["params"]) + len(kept["params"]) == len(names)
 
 
@@ -146,7 +148,7 @@ def test_a_bf16_model_keeps_lambdas_gains_and_logits_in_fp32(name, tmp_path):
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     for narrow in (loaded, model(name).to(torch.bfloat16)):
         for parameter_name, p in narrow.named_parameters():
-            vector = "self_attn" in parameter_name and p.dim() == 1
+            vector = "self_attn" in parameter_name and p.dim() == 1 and "bias" not in parameter_name
             assert p.dtype == (torch.float32 if vector else torch.bfloat16), parameter_name
         logits = narrow(token_ids()).logits
         assert logits.dtype == torch.bfloat16
@@ -155,7 +157,7 @@ def test_a_bf16_model_keeps_lambdas_gains_and_logits_in_fp32(name, tmp_path):
     loaded.save_pretrained(tmp_path / "again")
     wide = AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype=torch.float32)
     for (parameter_name, p), q in zip(net.named_parameters(), wide.parameters(), strict=True):
-        if "self_attn" in parameter_name and p.dim() == 1:
+        if "self_attn" in parameter_name and p.dim() == 1 and "bias" not in parameter_name:
             assert torch.equal(p, q), parameter_name
 
 

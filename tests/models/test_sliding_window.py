@@ -132,6 +132,10 @@ def test_a_compiled_windowed_model_is_the_eager_one():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_dropout_is_of_training_alone_and_repeats_with_its_seed(name):
+    if not MECHANISMS[name].has_maps:
+        with pytest.raises(ValueError, match=f"attention_dropout: .* {name} has no attention map"):
+            model(name, attention_dropout=0.4)
+        return
     net, ids = model(name, attention_dropout=0.4), token_ids()
     plain = model(name)
     assert torch.equal(net(ids).logits, plain(ids).logits)
@@ -153,6 +157,10 @@ def test_dropout_is_of_training_alone_and_repeats_with_its_seed(name):
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_soft_capped_scores_change_the_maps_and_decode_the_same(name):
+    if not MECHANISMS[name].has_softmax:
+        with pytest.raises(ValueError, match=f"attn_logit_softcapping: .* {name} has no softmax"):
+            model(name, attn_logit_softcapping=0.3)
+        return
     net, ids = model(name, attn_logit_softcapping=0.3), token_ids()
     want = net(ids, use_cache=False).logits
     assert not torch.allclose(want, model(name)(ids, use_cache=False).logits, atol=1e-3)

@@ -17,6 +17,7 @@ from antiphase.ops import (
     rotary_table,
     rotate,
 )
+from tests.peers import fla_naive
 
 
 def inputs(B=2, H=4, Hkv=2, T=150, r=3, d=5, spread=1.0):
@@ -218,3 +219,15 @@ def test_autocast_changes_no_output_state_or_map(causal):
     with torch.autocast("cpu", torch.bfloat16):
         got = results()
     assert all(torch.equal(t, expected) for t, expected in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("form", ["recurrent", "chunk"])
+def test_parity_with_flash_linear_attention(form):
+    naive = getattr(fla_naive("linear_attn"), f"naive_{form}_linear_attn")
+    g = torch.Generator().manual_seed(0)
+    fq, fk = (torch.rand(2, 3, 128, 8, generator=g) for _ in range(2))
+    v = torch.randn(2, 3, 128, 6, generator=g)
+    want = naive(*(t.transpose(1, 2) for t in (fq, fk, v)), normalize=True)
+    want = want if form == "chunk" else want[0]
+    got, _ = linear_attention(fq, fk, v, causal=True)
+    torch.testing.assert_close(got.transpose(1, 2), want, atol=1e-5, rtol=1e-4)

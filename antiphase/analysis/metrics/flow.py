@@ -61,7 +61,7 @@ def edited(
             chosen = torch.arange(A2.shape[1]) == head if isinstance(head, int) else head
             chosen = chosen.to(A2.device)
             A2 = torch.where(chosen[None, :, None, None], A2, maps["noise"])
-        A = target.applied_map(maps["signal"] - maps["lam"] * A2)
+        A = target.applied_map({**maps, "noise": A2})
         v = repeat_heads(heads.v, A.shape[1])
         return (A @ v.to(A.dtype)).to(heads.v.dtype)
 

@@ -53,3 +53,13 @@ def fraction_outside_simplex(A: Tensor, visible: Tensor) -> Tensor:
     """Return the fraction of visible weights outside [0, 1], of A itself before any head norm."""
     out = (A < 0) | (A > 1)
     return (out & visible[:, None]).sum(-1) / visible.sum(-1)[:, None].double()
+
+
+def fraction_zero(A: Tensor, visible: Tensor) -> Tensor:
+    """Return the fraction of visible weights that are exactly zero, of A itself."""
+    return ((A == 0) & visible[:, None]).sum(-1) / visible.sum(-1)[:, None].double()
+
+
+def dead(A: Tensor, visible: Tensor) -> Tensor:
+    """Return 1 for a dead row, which has no weight at all, and 0 for any other."""
+    return ((A == 0) | ~visible[:, None]).all(-1).double()

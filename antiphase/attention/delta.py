@@ -1,0 +1,114 @@
+"""Gated delta rule (Gated DeltaNet, arXiv 2412.06464): a baseline whose state is corrected.
+
+    S_t = a_t S_{t-1} + k_t u_t^T,  u_t = beta_t (v_t - a_t S_{t-1}^T k_t),  o_t = S_t^T q_t
+    beta = sigmoid(x W_beta),  a = exp(-exp(A) softplus(x W_a + b)),  O = norm(o) W_O
+
+q and k have length 1, beta and a are one number per token and key/value head. The heads are the
+baseline's. There is no RoPE: with it, a key at another position would be another key, and could not
+be replaced. The published layer also has short convolutions and SiLU on q, k and v, and a gate on
+the output; they are left out, so that only the state differs from the other mechanisms.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from antiphase.attention.base import Attention
+from antiphase.attention.heads import Heads, Inputs, count_tokens, merge_heads, split_heads
+from antiphase.attention.masking import Masking
+from antiphase.attention.parts import Float32Parameters, HeadNorm
+from antiphase.attention.projections import apply_linear
+from antiphase.attention.running_noise import running_arguments, store_state, visible_noise
+from antiphase.ops import delta_map, delta_rule, statistics_dtype
+
+SHORTEST, LONGEST = 0.1, 0.001  # softplus at the start: 1 / tokens after which 1/e of S is left
+
+
+class Decay(Float32Parameters):
+    """log a = -exp(A) softplus(z + b), one A and b per head.
+
+    Heads start with memories of different length, 10 to 1,000 tokens in geometric steps. The steps
+    are constants that are added to b, so that b starts at zero.
+    """
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.A = nn.Parameter(torch.empty(heads, dtype=torch.float32))
+        self.b = nn.Parameter(torch.empty(heads, dtype=torch.float32))
+        self.init_parameters()
+
+    def init_parameters(self) -> None:
+        nn.init.zeros_(self.A)
+        nn.init.zeros_(self.b)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return log a [B, T, heads], in fp32 (fp64 for fp64), of z = x W_a [B, T, heads]."""
+        dtype = statistics_dtype(z.dtype)
+        steps = torch.linspace(0, 1, z.shape[-1], device=z.device, dtype=dtype)
+        memory = SHORTEST * (LONGEST / SHORTEST) ** steps
+        offset = torch.log(torch.expm1(memory))  # softplus(offset) = memory
+        return -self.A.to(dtype).exp() * F.softplus(z.to(dtype) + self.b.to(dtype) + offset)
+
+
+class Delta(Attention):
+    """A state per head that replaces the value of a key when it is written again."""
+
+    name = "delta"
+    static_cache = False
+    running_state = True
+    has_softmax = False
+    row_by_row = False
+    causal_only = True
+
+    def build(self) -> None:
+        D, d, bias = self.hidden_size, self.head_dim, self.bias
+        self.q_proj = nn.Linear(D, self.num_heads * d, bias)
+        self.k_proj = nn.Linear(D, self.num_kv_heads * d, bias)
+        self.v_proj = nn.Linear(D, self.num_kv_heads * d, bias)
+        self.o_proj = nn.Linear(self.num_heads * d, D, bias)
+        # Never a bias: beta starts near 0.5, and `Decay` has one.
+        self.beta_proj = nn.Linear(D, self.num_kv_heads, bias=False)
+        self.decay_proj = nn.Linear(D, self.num_kv_heads, bias=False)
+        self.forgetting = Decay(self.num_kv_heads)
+        self.norm = HeadNorm("rms", d, 1.0, self.eps)
+
+    def project(self, inputs: Inputs) -> Heads:
+        x, d = inputs.x, self.head_dim
+        q, k = (split_heads(apply_linear(W, x), d) for W in (self.q_proj, self.k_proj))
+        dtype = statistics_dtype(q.dtype)
+        q, k = (F.normalize(t.to(dtype), dim=-1) for t in (q, k))  # [B, h | h_kv, new, d]
+        v = split_heads(apply_linear(self.v_proj, x), d)
+        beta = torch.sigmoid(apply_linear(self.beta_proj, x).to(dtype))
+        decay = self.forgetting(apply_linear(self.decay_proj, x))
+        gates = torch.stack([beta, decay], dim=-1).transpose(1, 2)  # [B, h_kv, new, 2]
+        past, new = count_tokens(inputs.cache, x), x.shape[1]
+        return Heads(x, q, k, v, k2=gates, new=new, past=past, cache=inputs.cache)
+
+    def attend(self, heads: Heads, masking: Masking, backend: str) -> Tensor:
+        assert heads.k2 is not None
+        running = running_arguments(self.name, heads, masking)
+        del running["causal"]
+        out, state = delta_rule(heads.q, heads.k, heads.v, *heads.k2.unbind(-1), **running)
+        store_state(heads, state)
+        if masking.dropout:  # of single weights
+            return masking.apply(self.maps(heads, masking)["difference"], heads.v)
+        return out
+
+    def output(self, o: Tensor, heads: Heads) -> Tensor:
+        return apply_linear(self.o_proj, merge_heads(self.norm(o)))
+
+    def maps(self, heads: Heads, masking: Masking) -> dict[str, Tensor]:
+        assert heads.k2 is not None
+        visible_noise(self.name, heads, masking)  # raises if keys are missing
+        running = running_arguments(self.name, heads, masking)
+        marks = {name: running[name] for name in ("keys", "starts")}
+        A = delta_map(heads.q, heads.k, *heads.k2.unbind(-1), **marks)
+        return {"signal": A, "difference": A}
+
+    @property
+    def rotary_widths(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def cache_elements_per_token(self) -> int:
+        return 0
