@@ -61,7 +61,7 @@ def dq_kernel(
     k1_base = K1 + b * k1_b + (h // kv_group) * k1_h
     v_base = V + b * v_b + (h // kv_group) * v_h
     bounds, padding = Bounds + b * bounds_b, Padding + b * padding_b
-    begin, full, end, first, kept = key_blocks(
+    begin, _, end, first, kept = key_blocks(
         m0, bounds, kind_stride, KeyRange + b * range_b, Tq, Tk, MODE, PADDING, BM, BN
     )
     q1 = load_rows(Q1 + b * q1_b + h * q1_h, m0, q1_t, rows, Tq, D, BD)
@@ -157,9 +157,7 @@ def dkv_kernel(
         m0 = begin + step % blocks * BM
         i = m0 + rows
         row = (b * H + h) * Tq
-        see = visible(
-            i[None, :], j[:, None], bounds, kind_stride, padding, Tq, Tk, MODE, PADDING
-        )
+        see = visible(i[None, :], j[:, None], bounds, kind_stride, padding, Tq, Tk, MODE, PADDING)
         dout = load_rows(DOut + b * do_b + h * do_h, m0, do_t, rows, Tq, DV, BDV)
         dP = tl.dot(v, tl.trans(dout), input_precision=PRECISION)  # [keys, rows]
         q1 = load_rows(Q1 + b * q1_b + h * q1_h, m0, q1_t, rows, Tq, D, BD)

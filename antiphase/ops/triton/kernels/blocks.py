@@ -70,9 +70,7 @@ def kept_bounds(bounds, kind_stride, i, Tq):
 
 
 @triton.jit
-def visible(
-    i, j, bounds, kind_stride, padding, Tq, Tk, MODE: tl.constexpr, PADDING: tl.constexpr
-):
+def visible(i, j, bounds, kind_stride, padding, Tq, Tk, MODE: tl.constexpr, PADDING: tl.constexpr):
     """Tell which keys j the rows i see. One of them is a column, the other a row of indices."""
     lo, hi = row_bounds(bounds, kind_stride, i, Tq, Tk, MODE)
     see = j < hi

@@ -179,6 +179,7 @@ def forward_kernel(
         m0, bounds, kind_stride, KeyRange + b * range_b, Tq, Tk, MODE, PADDING, BM, BN
     )
     row = bh.to(tl.int64) * Tq
+    second = tl.num_programs(1).to(tl.int64) * Tq  # statistics of the second map
     if TWO:
         k2_base = K2 + b * k2_b + (h // noise_kv_group) * k2_h
         q2 = load_rows(Q2 + b * q2_b + (h // noise_group) * q2_h, m0, q2_t, rows, Tq, D2, BD2)
@@ -192,6 +193,8 @@ def forward_kernel(
             D2, BD2, DV, BDV, BN, MODE, PADDING, HOIST, PRECISION,
         )  # fmt: skip
         store_rows(Noise + row * DV, m0, DV, rows, Tq, acc2 * inverse(l2)[:, None], DV, BDV)
+        if SAVE:  # at once: nothing of this map stays in registers
+            tl.store(Stats + second + row + i, log_sum_exp(m2, l2), mask=i < Tq)
 
     q1 = load_rows(Q1 + b * q1_b + h * q1_h, m0, q1_t, rows, Tq, D, BD)
     m1 = tl.full([BM], LOWEST, tl.float32)
@@ -221,6 +224,7 @@ def forward_kernel(
             noise = acc2 * inverse(l2)[:, None]
             if SAVE:
                 store_rows(Noise + row * DV, m0, DV, rows, Tq, noise, DV, BDV)
+                tl.store(Stats + second + row + i, log_sum_exp(m2, l2), mask=i < Tq)
         else:
             tl.debug_barrier()  # other threads of this program wrote it
             noise = load_rows(Noise + row * DV, m0, DV, rows, Tq, DV, BDV).to(tl.float32)
@@ -228,6 +232,3 @@ def forward_kernel(
     store_rows(Out + row * DV, m0, DV, rows, Tq, out, DV, BDV)
     if SAVE:
         tl.store(Stats + row + i, log_sum_exp(m1, l1), mask=i < Tq)
-        if TWO:
-            stats2 = Stats + tl.num_programs(1).to(tl.int64) * Tq
-            tl.store(stats2 + row + i, log_sum_exp(m2, l2), mask=i < Tq)

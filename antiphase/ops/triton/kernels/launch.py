@@ -1,5 +1,6 @@
 """Launch the kernels for one call: output, statistics and gradients."""
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -9,12 +10,15 @@ import triton
 from torch import Tensor
 
 from .backward import dkv_kernel, dq_kernel, row_products_kernel
+from .decode import decode_kernel, merge_kernel
 from .forward import forward_kernel
 from .tiles import Shape, Tile, padded_width
 from .tuning import run_fastest
 from .visibility import Visibility, row_ranges
 
 LOG2_E = math.log2(math.e)
+DECODED_ROWS = 16  # calls without gradients and with at most this many rows split the keys
+DECODED_BLOCK = 64  # rows of all heads that share their keys
 
 
 @dataclass(frozen=True)
@@ -52,25 +56,72 @@ def forward(call: Call, save: bool) -> tuple[Tensor, Tensor, Tensor]:
 
     Args:
         call: What to compute.
-        save: Gradients will be needed. Otherwise the last two may be empty.
+        save: Gradients will be needed. Otherwise the last two are empty.
     """
     B, H, Tq, _ = call.q1.shape
-    two = call.q2 is not None
-    out = call.q1.new_empty(B, H, Tq, call.v.shape[-1])
-    stats = out.new_empty((1 + two, B, H, Tq) if save else (0,), dtype=torch.float32)
-    noise = torch.empty_like(out) if save and two else out.new_empty(0)
+    two, fused = call.q2 is not None, call.shape.fused
+    out, noise, stats = empty_results(call.q1, call.v, 1 + two, save)
+    if not save and Tq <= DECODED_ROWS:
+        _decode(call, out)
+        return out, noise, stats
+    written = torch.empty_like(out) if two and not fused and not save else noise
 
     def launch(tile: Tile) -> None:
-        nonlocal noise
-        if two and not tile.fused and not noise.numel():
-            noise = torch.empty_like(out)
         forward_kernel[(triton.cdiv(Tq, tile.BM), B * H)](
-            *_inputs(call), out, noise, stats, *_strides(call), *_sizes(call),
-            **_flags(call), SAVE=save, FUSED=tile.fused, **tile.options,
+            *_inputs(call), out, written, stats, *_strides(call), *_sizes(call),
+            **_flags(call), SAVE=save, FUSED=fused, **tile.options,
         )  # fmt: skip
 
     run_fastest("forward", call, launch)
-    return out, noise if save else noise.new_empty(0), stats
+    return out, noise, stats
+
+
+def empty_results(q1: Tensor, v: Tensor, maps: int, save: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the tensors that `forward` fills; without `save`, only the output has elements."""
+    B, H, Tq, _ = q1.shape
+    shape = (B, H, Tq, v.shape[-1])
+    stats = (maps, B, H, Tq) if save else (0,)
+    noise = shape if save and maps == 2 else (0,)
+    return (q1.new_empty(shape), q1.new_empty(noise), q1.new_empty(stats, dtype=torch.float32))
+
+
+def _decode(call: Call, out: Tensor) -> None:
+    B, H, Tq, dv = out.shape
+    group = _heads_with_the_same_keys(call)
+    while group * Tq > DECODED_BLOCK:  # a smaller divisor; then keys are loaded more than once
+        group = next(n for n in range(group - 1, 0, -1) if group % n == 0)
+    groups = H // group
+    BM = max(16, triton.next_power_of_2(group * Tq))
+    two = call.q2 is not None
+
+    def launch(tile: Tile) -> None:
+        blocks = triton.cdiv(call.k1.shape[2], tile.BN)
+        splits = max(1, min(blocks, triton.cdiv(2 * _processors(out.device), B * groups)))
+        partial = out.new_empty((1 + two, splits, B * H * Tq, dv), dtype=torch.float32)
+        stats = out.new_empty((2 * (1 + two), splits, B * H * Tq), dtype=torch.float32)
+        decode_kernel[(splits, B * groups)](
+            *_inputs(call), partial, stats, *_strides(call), *_sizes(call), group, groups,
+            **_flags(call), **{**tile.options, "BM": BM},
+        )  # fmt: skip
+        merge_kernel[(Tq, B * H)](
+            partial, stats, *_inputs(call)[5:7], out, *_lam_strides(call), H, Tq, splits,
+            DV=dv, BDV=padded_width(dv), TWO=two, SINK=call.sink is not None,
+        )  # fmt: skip
+
+    run_fastest("decode", call, launch)
+
+
+def _heads_with_the_same_keys(call: Call) -> int:
+    """Return the size of the largest groups of query heads that share the keys of both maps."""
+    H = call.q1.shape[1]
+    return math.gcd(H // call.k1.shape[1], H // call.noise[1].shape[1])
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 4  # the interpreter: some splits, so that merging is tested
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def backward(
@@ -85,8 +136,7 @@ def backward(
         noise: A2 V, from `forward` with `save`.
         stats: Log-sum-exps.
     """
-    (B, H, Tq, d), dv = call.q1.shape, call.v.shape[-1]
-    q2, k2 = call.noise
+    (B, H, Tq, _), dv = call.q1.shape, call.v.shape[-1]
     dout = dout if dout.stride(-1) == 1 else dout.contiguous()
     deltas = torch.empty_like(stats)
     BM = 16
@@ -120,18 +170,18 @@ def _query_gradients(
         )  # fmt: skip
 
     run_fastest("dq", call, launch)
-    return dq1, None if call.q2 is None else _summed(dq2, call.q2)
+    return dq1, None if call.q2 is None or dq2 is None else _summed(dq2, call.q2)
 
 
 def _key_gradients(
     call: Call, dout: Tensor, stats: Tensor, deltas: Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    B, H, Tq, _ = call.q1.shape
+    B, H = call.q1.shape[:2]
     _, k2 = call.noise
     Tk, shared = call.k1.shape[2], call.k2 is None
-    # Heads of a group share the keys of both maps. Where the maps group differently, these are
-    # smaller groups, whose gradients are summed at the end.
-    group = math.gcd(H // call.k1.shape[1], H // k2.shape[1])
+    # Where the maps group their heads differently, these are smaller groups, whose gradients are
+    # summed at the end.
+    group = _heads_with_the_same_keys(call)
     groups = H // group
     dk1, dv = _partial(call.k1, groups), _partial(call.v, groups)
     dk2 = dk1 if shared else _partial(k2, groups)

@@ -1,12 +1,79 @@
-"""stub"""
-from dataclasses import dataclass
+"""The tiles that each kernel may use, by width class, dtype and architecture.
+
+Each was compiled for its architecture without spilled registers, in every variant
+(`antiphase bench gpu-static`). The first of a list is the choice where nothing can be measured.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
 import torch
+
+
 @dataclass(frozen=True)
 class Shape:
-    d: int; d2: int; dv: int; dtype: torch.dtype; maps: int; shared: bool
+    """What the choice of tiles depends on: padded widths, dtype, number of maps."""
+
+    d: int
+    d2: int
+    dv: int
+    dtype: torch.dtype
+    maps: int
+    shared: bool  # both maps have the same keys
+
+    @property
+    def width_class(self) -> str:
+        """Return the class of the widths: the first whose d and dv are wide enough."""
+        d = max(self.d, self.d2)
+        return next(name for name, (D, DV) in WIDTHS.items() if d <= D and self.dv <= DV)
+
+    @property
+    def fused(self) -> bool:
+        """Tell whether the forward kernel has both accumulators at once (see `forward.py`)."""
+        return self.maps == 2 and self.dv <= 128
+
+
 @dataclass(frozen=True)
 class Tile:
-    BM: int; BN: int; warps: int = 4; stages: int = 1; fused: bool = True; hoist: bool = True
+    """Query rows, keys, warps and pipeline stages of a program."""
+
+    BM: int
+    BN: int
+    warps: int
+    stages: int
+    hoist: bool = True  # loop-invariant code is moved out of the loop: fewer loads, more registers
+
     @property
-    def options(self): return dict(BM=self.BM,BN=self.BN,HOIST=self.hoist,num_warps=self.warps,num_stages=self.stages)
-def padded_width(n): return max(16, 1 << (n-1).bit_length())
+    def options(self) -> dict[str, Any]:
+        """Return the tile as arguments of a kernel."""
+        tile = {"BM": self.BM, "BN": self.BN, "HOIST": self.hoist}
+        return tile | {"num_warps": self.warps, "num_stages": self.stages}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return asdict(self)
+
+
+WIDTHS = {"narrow": (32, 64), "medium": (64, 128), "large": (128, 128), "wide": (128, 256)}
+MOST_D, MOST_DV = WIDTHS["wide"]
+
+
+def padded_width(n: int) -> int:
+    """Return the width of a block that holds n channels: a power of 2, at least 16."""
+    return max(16, 1 << (n - 1).bit_length())
+
+
+def candidates(kernel: str, shape: Shape, architecture: str) -> list[Tile]:
+    """Return the tiles to try, the preferred one first.
+
+    Args:
+        kernel: "forward", "dq", "dkv" or "decode".
+        shape: Of the call.
+        architecture: A key of `TILES`.
+    """
+    bits = 32 if shape.dtype == torch.float32 else 16
+    return [*TILES[architecture, bits, kernel][shape.width_class], *SMALL[kernel]]
+
+
+TILES: dict[tuple[str, int, str], dict[str, list[Tile]]] = {}
+SMALL: dict[str, list[Tile]] = {}
