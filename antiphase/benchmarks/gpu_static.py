@@ -6,6 +6,7 @@ instructions of tensor cores. Nothing is run. `antiphase bench gpu-static` print
 
 import functools
 import hashlib
+import itertools
 import json
 import re
 import subprocess
@@ -14,11 +15,14 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from antiphase.cache_folder import cache_folder, create_private, write_private
+
+if TYPE_CHECKING:
+    from antiphase.ops.triton.kernels.tiles import Tile
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "gfx942")
 KERNELS = ("forward", "dq", "dkv", "decode", "row_products", "merge")
@@ -37,6 +41,8 @@ MASKS = {  # name: (mode, padding)
     "window, first keys": (3, False),
     "all": (3, True),
 }
+DTYPES = {"bf16": 16, "fp32": 32}
+SMALL = ("row_products", "merge")  # without products
 MAPS = ("two maps", "shared keys", "one map, sink")
 SHARED_MEMORY = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "gfx942": 64 << 10}
 TENSOR_CORES = {  # the instruction of tiles with at least 64 rows, and that of smaller ones
@@ -63,16 +69,12 @@ class Variant:
     dtype: str  # "bf16" or "fp32"; fp16 compiles as bf16 does
     maps: str
     mask: str
-    BM: int
-    BN: int
-    warps: int
-    stages: int
-    hoist: bool
+    tile: "Tile"
 
     @property
     def uses_products(self) -> bool:
         """Tell whether the kernel has matrix products."""
-        return self.kernel not in ("row_products", "merge")
+        return self.kernel not in SMALL
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Compiled:
 
     @property
     def faults(self) -> list[str]:
-        """Return what must not be: spills, too much shared memory, products without tensor cores."""
+        """Return what must not be: spills, much shared memory, products without tensor cores."""
         v, found = self.variant, []
         if self.spills:
             found.append(f"{self.spills} bytes of spilled registers")
@@ -96,7 +98,7 @@ class Compiled:
             found.append(f"{self.shared} bytes of shared memory")
         if v.uses_products:
             large, small = TENSOR_CORES[v.architecture]
-            rows = v.BN if v.kernel == "dkv" else v.BM
+            rows = v.tile.BN if v.kernel == "dkv" else v.tile.BM
             expected = small if rows < 64 else large
             if v.dtype == "fp32":  # products of fp32 may take the smaller instruction
                 ok = self.instructions.get(small) or self.instructions.get(large)
@@ -107,34 +109,29 @@ class Compiled:
         return found
 
 
-def variants(
-    architectures: Iterable[str] = ARCHITECTURES, every_tile: bool = False
-) -> Iterator[Variant]:
-    """Return all variants, with the preferred tile of each.
+def variants(architectures: Iterable[str] = ARCHITECTURES) -> Iterator[Variant]:
+    """Return all variants that are compiled, with the preferred tile of each.
+
+    Every mask with two maps in 16 bits. For shared keys, one map, decoding and fp32, the lightest
+    and the heaviest mask: the others lie between them.
 
     Args:
         architectures: Names from `ARCHITECTURES`.
-        every_tile: With the other tiles that a device may measure, too.
     """
-    from antiphase.ops.triton.kernels.tiles import TILES
+    from antiphase.ops.triton.kernels.tiles import TILES, Tile
 
     for architecture in architectures:
-        for bits, dtype in ((16, "bf16"), (32, "fp32")):
-            for widths in WIDTHS:
-                for kernel in KERNELS:
-                    small = {"row_products": (16, 16, 4, 1, True), "merge": (16, 16, 4, 1, True)}
-                    tiles = [small[kernel]] if kernel in small else [
-                        (t.BM, t.BN, t.warps, t.stages, t.hoist)
-                        for t in TILES[architecture, bits, kernel][widths]
-                    ]
-                    masks = ["full"] if kernel in small else list(MASKS)
-                    maps = [m for m in MAPS if kernel not in small or m != "shared keys"]
-                    for tile in tiles if every_tile else tiles[:1]:
-                        for m in maps:
-                            for mask in masks:
-                                yield Variant(
-                                    kernel, architecture, widths, dtype, m, mask, *tile
-                                )  # fmt: skip
+        for dtype, widths, kernel in itertools.product(DTYPES, WIDTHS, KERNELS):
+            if kernel in SMALL:
+                tile = Tile(16, 16, 4, 1)
+                for maps in ("two maps", "one map, sink"):
+                    yield Variant(kernel, architecture, widths, dtype, maps, "full", tile)
+                continue
+            tile = TILES[architecture, DTYPES[dtype], kernel][widths][0]
+            for maps in MAPS if dtype == "bf16" else MAPS[:1]:
+                every = maps == "two maps" and dtype == "bf16" and kernel != "decode"
+                for mask in MASKS if every else ("causal", "all"):
+                    yield Variant(kernel, architecture, widths, dtype, maps, mask, tile)
 
 
 def compile_variant(variant: Variant) -> Compiled:
@@ -182,14 +179,14 @@ def _compile(variant: Variant) -> Compiled:
     function, constants = _function(variant), _constants(variant)
     names = function.arg_names
     signature = {n: "constexpr" if n in constants else _type(n, variant) for n in names}
-    aligned = (i for i, n in enumerate(names) if n not in constants and _aligned(n))
+    aligned = (i for i, n in enumerate(names) if n not in constants and _is_aligned(n))
     source = ASTSource(
         function,
         signature,
         {(names.index(n),): value for n, value in constants.items() if n in names},
         {(i,): [["tt.divisibility", 16]] for i in aligned},
     )
-    options = {"num_warps": variant.warps, "num_stages": variant.stages}
+    options = {"num_warps": variant.tile.warps, "num_stages": variant.tile.stages}
     kernel = triton.compile(source, target=target, options=options)
     registers, spills = _amd_registers(kernel.asm["amdgcn"]) if hip else _nvidia_registers(kernel)
     text = kernel.asm["amdgcn" if hip else "ptx"]
@@ -215,36 +212,37 @@ def _function(variant: Variant) -> Any:
 def _constants(variant: Variant) -> dict[str, Any]:
     d, d2, dv = WIDTHS[variant.widths]
     two = variant.maps != "one map, sink"
+    fused = two and dv <= 128 if variant.kernel == "forward" else two
     mode, padding = MASKS[variant.mask]
-    every = {
-        **{"D": d, "D2": d2, "DV": dv, "BD": d, "BD2": d2, "BDV": dv},
-        **{"TWO": two, "SHARED": variant.maps == "shared keys", "SINK": not two},
-        **{"MODE": mode, "PADDING": padding, "HOIST": variant.hoist},
-        "PRECISION": "ieee" if variant.architecture.startswith("gfx") else "tf32x3",
-        **{"SAVE": True, "FUSED": two and dv <= 128, "BM": variant.BM, "BN": variant.BN},
-    }
+    widths = {"D": d, "D2": d2, "DV": dv, "BD": d, "BD2": d2, "BDV": dv}
+    maps = {"TWO": fused, "SHARED": variant.maps == "shared keys", "SINK": not two}
+    masks = {"MODE": mode, "PADDING": padding}
+    tile = {"BM": variant.tile.BM, "BN": variant.tile.BN, "HOIST": variant.tile.hoist}
+    precision = "ieee" if variant.architecture.startswith("gfx") else "tf32x3"
+    results = {"SAVE": True, "SUBTRACT": two and not fused, "PRECISION": precision}
+    every: dict[str, Any] = {**widths, **maps, **masks, **tile, **results}
     return {name: every[name] for name in _function(variant).arg_names if name in every}
 
 
+_INTEGERS = {"Bounds": "*i32", "KeyRange": "*i32", "RowRanges": "*i32", "Padding": "*u8"}
+_FP32 = ("Lam", "Sink", "Stats", "Deltas", "Partial", "PartialStats")
+_SCALARS = ("H", "Tq", "Tk")
+
+
 def _type(name: str, variant: Variant) -> str:
-    """Return the type of a kernel's argument by its name."""
-    if name in ("Q1", "K1", "Q2", "K2", "V", "Out", "Noise", "DOut", "DQ1", "DQ2", "DK1", "DK2", "DVs"):
-        return f"*{variant.dtype}"
-    if name in ("Bounds", "KeyRange", "RowRanges"):
-        return "*i32"
-    if name == "Padding":
-        return "*u8"
-    if name[0].isupper() and name != "H":
-        if name in ("Tq", "Tk"):
-            return "i32"
-        return "*fp32"
+    """Return the type of a kernel's argument by its name; pointers begin with a capital."""
+    if _is_pointer(name):
+        return _INTEGERS.get(name) or f"*{'fp32' if name in _FP32 else variant.dtype}"
     return "fp32" if name.startswith("scale") else "i32"
 
 
-def _aligned(name: str) -> bool:
+def _is_pointer(name: str) -> bool:
+    return name[0].isupper() and name not in _SCALARS
+
+
+def _is_aligned(name: str) -> bool:
     """Tell whether an argument is a multiple of 16 in common calls: pointers, strides of heads."""
-    pointer = name[0].isupper() and name not in ("H", "Tq", "Tk")
-    return pointer or name.startswith(("q1_", "k1_", "q2_", "k2_", "v_", "do_"))
+    return _is_pointer(name) or name.startswith(("q1_", "k1_", "q2_", "k2_", "v_", "do_"))
 
 
 def _nvidia_registers(kernel: Any) -> tuple[int, int]:
@@ -276,10 +274,10 @@ def _occupancy(variant: Variant, registers: int, shared: int) -> int:
     if architecture.startswith("gfx"):
         per_wave = -(-registers // 8) * 8
         waves = min(8, 512 // max(per_wave, 1))  # per SIMD unit, of which there are four
-        by_registers = waves * 4 // variant.warps
+        by_registers = waves * 4 // variant.tile.warps
     else:
         per_warp = -(-registers * 32 // 256) * 256
-        by_registers = 65536 // (per_warp * variant.warps)
+        by_registers = 65536 // (per_warp * variant.tile.warps)
     return int(min(by_registers, SHARED_MEMORY[architecture] // max(shared, 1), 32))
 
 
@@ -295,3 +293,73 @@ def _source() -> str:
 
 def _key(variant: Variant) -> str:
     return hashlib.sha256(repr((variant, _source())).encode()).hexdigest()[:24]
+
+
+def as_json(found: list[Compiled]) -> list[dict[str, Any]]:
+    """Return the results as plain data."""
+    return [{**asdict(c), "faults": c.faults} for c in found]
+
+
+def as_markdown(found: list[Compiled]) -> str:
+    """Return the results as a page: one table per architecture, one row for all masks of a kernel.
+
+    Args:
+        found: From `compile_all`.
+    """
+    import triton
+
+    about = f"triton {triton.__version__}, {len(found)} variants"
+    lines = [_PAGE.format(about=about)]
+    for architecture in ARCHITECTURES:
+        rows = [c for c in found if c.variant.architecture == architecture]
+        if not rows:
+            continue
+        memory = SHARED_MEMORY[architecture] >> 10
+        lines += [f"\n## {architecture}, {memory} KB of shared memory\n", _HEADER, _RULE]
+        groups: dict[tuple[object, ...], list[Compiled]] = {}
+        for c in rows:
+            v = c.variant
+            groups.setdefault((v.kernel, v.widths, v.dtype, v.maps), []).append(c)
+        lines += [_row(group) for group in groups.values()]
+    faults = [f"- {c.variant}: {fault}" for c in found for fault in c.faults]
+    lines += ["\n## Faults\n", *(faults or ["None."])]
+    return "\n".join(lines) + "\n"
+
+
+_PAGE = """# The Triton kernels, compiled and not run
+
+Made by `antiphase bench gpu-static --out docs/results/gpu-static.md` ({about}). No GPU was there:
+this is what the compilers say (ptxas by cuobjdump, LLVM for AMD), not a measurement of speed.
+
+Each row is a kernel with the tile that is preferred on that architecture, over all masks that were
+compiled for it: registers per thread and shared memory as a range, spilled bytes per thread the
+most, programs per multiprocessor (compute unit) the fewest. Products are counted in the code of
+the variant with the causal mask. fp16 compiles as bf16 does. fp32 products are three tf32 products
+on NVIDIA ("tf32x3"), IEEE on AMD. Tiles below 64 rows have the smaller instruction (`mma`)."""
+_HEADER = (
+    "| kernel | d / dv | dtype | maps | masks | tile | warps, stages | registers | spilled | "
+    "shared KB | programs | products |"
+)
+_RULE = "|" + "---|" * 12
+
+
+def _row(group: list[Compiled]) -> str:
+    v = group[0].variant
+    d, _, dv = WIDTHS[v.widths]
+    causal = next((c for c in group if c.variant.mask == "causal"), group[0])
+    products = ", ".join(f"{name} {n}" for name, n in causal.instructions.items()) or "-"
+    cells = (
+        *(v.kernel, f"{d} / {dv}", v.dtype, v.maps, str(len(group)), f"{v.tile.BM} x {v.tile.BN}"),
+        f"{v.tile.warps}, {v.tile.stages}",
+        _range([c.registers for c in group]),
+        str(max(c.spills for c in group)),
+        _range([-(-c.shared // 1024) for c in group]),
+        str(min(c.occupancy for c in group)),
+        products,
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _range(values: list[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} to {high}"

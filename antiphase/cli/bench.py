@@ -283,6 +283,50 @@ def bench_adapter(
     output.json({"machine": about, "costs": costs})
 
 
+@bench.command("gpu-static")
+def bench_gpu_static(
+    architecture: Annotated[
+        Optional[list[str]],
+        typer.Option(help="sm_80, sm_90, sm_100 or gfx942; repeat for several; default: all"),
+    ] = None,
+    processes: Annotated[int, typer.Option(help="number of compilers at once")] = 2,
+    out: Annotated[
+        Optional[Path], typer.Option("--out", help="also write the table (Markdown or JSON)")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compile the Triton kernels for GPUs, without one: registers, spills, shared memory.
+
+    Takes an hour of CPU time the first time; results are kept until the kernels change. Fails if a
+    variant spills registers or does its products without tensor cores.
+    """
+    require_at_least(1, processes=processes)
+    require_packages("bench gpu-static", "gpu", "triton")
+    require_output_file("--out", out, (".md", ".json"))
+    from rich.progress import Progress
+
+    from antiphase.benchmarks import gpu_static
+
+    for name in architecture or ():
+        require_one_of(gpu_static.ARCHITECTURES, architecture=name)
+    output = Output(quiet=quiet, as_json=as_json)
+    chosen = list(gpu_static.variants(architecture or gpu_static.ARCHITECTURES))
+    with Progress(console=output.progress, transient=True) as progress:
+        bar = progress.add_task("compiling", total=len(chosen))
+        found = gpu_static.compile_all(chosen, processes, lambda: progress.advance(bar))
+    page = gpu_static.as_markdown(found)
+    output.note(page)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(page if out.suffix == ".md" else json.dumps(gpu_static.as_json(found)))
+        output.wrote(out)
+    output.json(gpu_static.as_json(found))
+    faults = sum(bool(c.faults) for c in found)
+    if faults:
+        raise ValueError(f"{faults} of {len(found)} variants have faults; see the table's end")
+
+
 def _begin(quiet: bool, as_json: bool) -> tuple[Output, dict[str, Any]]:
     """Return where to print, and the machine, which is printed first."""
     from antiphase.benchmarks.attention import machine

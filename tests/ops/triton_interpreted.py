@@ -20,7 +20,11 @@ from tests.ops.cases import GENERAL, NATIVE, Case, errors, run
 from tests.ops.test_backends import TOLERANCE
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run by test_triton.py"
-WIDE = [Case(Tq=40, dv=140), Case(H=1, Hkv=1, Tq=33, Tk=65, d=128, dv=256)]
+WIDE = [
+    Case(H=4, Hkv=4, Hn=2, Hkv_n=1, Tq=20, dv=140),
+    Case(Tq=40, dv=140, causal=False),
+    Case(H=1, Hkv=1, Tq=33, Tk=65, d=128, dv=256),
+]
 ALL = NATIVE + GENERAL + WIDE
 
 

@@ -2,10 +2,11 @@
 
     O = A1 V - lam A2 V,   A_b = softmax(scale_b q_b k_b^T)
 
-One program has BM query rows of one head. FUSED, it keeps a maximum, a sum and an accumulator
-[BM, dv] of each map, and loads V once for both. Two accumulators of dv = 256 leave no registers for
-tiles that use tensor cores well; then the program goes over the keys twice, the noise map first,
-with one accumulator and twice the rows. The number of products is the same.
+One program has BM query rows of one head. With TWO maps it keeps a maximum, a sum and an
+accumulator [BM, dv] of each, and loads V once for both. Two accumulators of dv = 256 leave no
+registers for tiles that use tensor cores well. There the kernel runs for the noise map, then for
+the signal map, and subtracts (SUBTRACT): the same number of products on tiles with more rows. In
+16 bits, both terms are then rounded before the difference, as with two calls of a flash kernel.
 
 Blocks of keys that no row sees are never loaded.
 """
@@ -152,58 +153,56 @@ def log_sum_exp(m, l):
 
 
 @triton.jit
+def subtract(Out, Noise, lam, i, Tq, DV: tl.constexpr, BDV: tl.constexpr):
+    """Subtract lam A2 V from A1 V in memory, by few columns: registers hold no two such blocks."""
+    COLUMNS: tl.constexpr = 32
+    for start in range(0, BDV, COLUMNS):
+        columns = start + tl.arange(0, COLUMNS)
+        at = i.to(tl.int64)[:, None] * DV + columns[None, :]
+        inside = (i < Tq)[:, None] & (columns < DV)[None, :]
+        signal = tl.load(Out + at, mask=inside, other=0.0).to(tl.float32)
+        noise = tl.load(Noise + at, mask=inside, other=0.0).to(tl.float32)
+        difference = signal - lam[:, None] * noise
+        tl.store(Out + at, difference.to(Out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def forward_kernel(
     Q1, K1, Q2, K2, V, Lam, Sink, Bounds, Padding, KeyRange, Out, Noise, Stats,
     q1_b, q1_h, q1_t, k1_b, k1_h, k1_t, q2_b, q2_h, q2_t, k2_b, k2_h, k2_t, v_b, v_h, v_t,
     lam_b, lam_h, lam_t, bounds_b, kind_stride, padding_b, range_b,
-    H, kv_group, noise_group, noise_kv_group, Tq, Tk, scale1, scale2,
+    H, kv_group, noise_group, noise_kv_group, Tq, Tk, scale1, scale2, query_group, value_group,
     D: tl.constexpr, D2: tl.constexpr, DV: tl.constexpr,
     BD: tl.constexpr, BD2: tl.constexpr, BDV: tl.constexpr,
     TWO: tl.constexpr, SHARED: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr,
-    SINK: tl.constexpr, PRECISION: tl.constexpr, SAVE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, FUSED: tl.constexpr, HOIST: tl.constexpr,
+    SINK: tl.constexpr, PRECISION: tl.constexpr, SAVE: tl.constexpr, SUBTRACT: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, HOIST: tl.constexpr,
 ):  # fmt: skip
-    """Write the output of BM rows of one head; with SAVE also A2 V and the log-sum-exps.
-
-    Without FUSED, A2 V is written in any case: it is read again at the end.
-    """
+    """Write the output of BM rows of one head; with SAVE also A2 V and the log-sum-exps."""
     m0 = tl.program_id(0) * BM
     bh = tl.program_id(1)
     b, h = (bh // H).to(tl.int64), bh % H
     rows = tl.arange(0, BM)
     i = m0 + rows
     k1_base = K1 + b * k1_b + (h // kv_group) * k1_h
-    v_base = V + b * v_b + (h // kv_group) * v_h
+    v_base = V + b * v_b + (h // value_group) * v_h
     bounds, padding = Bounds + b * bounds_b, Padding + b * padding_b
     begin, full, end, first, kept = key_blocks(
         m0, bounds, kind_stride, KeyRange + b * range_b, Tq, Tk, MODE, PADDING, BM, BN
     )
-    row = bh.to(tl.int64) * Tq
-    second = tl.num_programs(1).to(tl.int64) * Tq  # statistics of the second map
-    if TWO:
-        k2_base = K2 + b * k2_b + (h // noise_kv_group) * k2_h
-        q2 = load_rows(Q2 + b * q2_b + (h // noise_group) * q2_h, m0, q2_t, rows, Tq, D2, BD2)
-        m2 = tl.full([BM], LOWEST, tl.float32)
-        l2 = tl.zeros([BM], tl.float32)
-        acc2 = tl.zeros([BM, BDV], tl.float32)
-    if TWO and not FUSED:
-        acc2, m2, l2 = one_map(
-            acc2, m2, l2, q2, k2_base, k2_t, v_base, v_t, scale2, begin, full, end, first, kept,
-            i, bounds, kind_stride, padding, Tq, Tk,
-            D2, BD2, DV, BDV, BN, MODE, PADDING, HOIST, PRECISION,
-        )  # fmt: skip
-        store_rows(Noise + row * DV, m0, DV, rows, Tq, acc2 * inverse(l2)[:, None], DV, BDV)
-        if SAVE:  # at once: nothing of this map stays in registers
-            tl.store(Stats + second + row + i, log_sum_exp(m2, l2), mask=i < Tq)
-
-    q1 = load_rows(Q1 + b * q1_b + h * q1_h, m0, q1_t, rows, Tq, D, BD)
+    q1 = load_rows(Q1 + b * q1_b + (h // query_group) * q1_h, m0, q1_t, rows, Tq, D, BD)
     m1 = tl.full([BM], LOWEST, tl.float32)
     l1 = tl.zeros([BM], tl.float32)
     if SINK:  # a key with this logit and a value of zero
         m1 = tl.zeros([BM], tl.float32) + tl.load(Sink + h) * 1.4426950408889634
         l1 += 1.0
     acc1 = tl.zeros([BM, BDV], tl.float32)
-    if TWO and FUSED:
+    if TWO:
+        k2_base = K2 + b * k2_b + (h // noise_kv_group) * k2_h
+        q2 = load_rows(Q2 + b * q2_b + (h // noise_group) * q2_h, m0, q2_t, rows, Tq, D2, BD2)
+        m2 = tl.full([BM], LOWEST, tl.float32)
+        l2 = tl.zeros([BM], tl.float32)
+        acc2 = tl.zeros([BM, BDV], tl.float32)
         acc1, m1, l1, acc2, m2, l2 = two_maps(
             acc1, m1, l1, acc2, m2, l2, q1, q2, k1_base, k1_t, k2_base, k2_t, v_base, v_t,
             scale1, scale2, begin, full, end, first, kept,
@@ -217,18 +216,20 @@ def forward_kernel(
             D, BD, DV, BDV, BN, MODE, PADDING, HOIST, PRECISION,
         )  # fmt: skip
 
+    row = bh.to(tl.int64) * Tq
     out = acc1 * inverse(l1)[:, None]
-    if TWO:
-        lam = tl.load(Lam + b * lam_b + h * lam_h + i.to(tl.int64) * lam_t, mask=i < Tq, other=0.0)
-        if FUSED:
-            noise = acc2 * inverse(l2)[:, None]
-            if SAVE:
-                store_rows(Noise + row * DV, m0, DV, rows, Tq, noise, DV, BDV)
-                tl.store(Stats + second + row + i, log_sum_exp(m2, l2), mask=i < Tq)
-        else:
-            tl.debug_barrier()  # other threads of this program wrote it
-            noise = load_rows(Noise + row * DV, m0, DV, rows, Tq, DV, BDV).to(tl.float32)
-        out -= lam[:, None] * noise
-    store_rows(Out + row * DV, m0, DV, rows, Tq, out, DV, BDV)
     if SAVE:
         tl.store(Stats + row + i, log_sum_exp(m1, l1), mask=i < Tq)
+    if TWO or SUBTRACT:
+        lam = tl.load(Lam + b * lam_b + h * lam_h + i.to(tl.int64) * lam_t, mask=i < Tq, other=0.0)
+    if TWO:
+        noise = acc2 * inverse(l2)[:, None]
+        out -= lam[:, None] * noise
+        if SAVE:
+            store_rows(Noise + row * DV, m0, DV, rows, Tq, noise, DV, BDV)
+            second = tl.num_programs(1).to(tl.int64) * Tq
+            tl.store(Stats + second + row + i, log_sum_exp(m2, l2), mask=i < Tq)
+    store_rows(Out + row * DV, m0, DV, rows, Tq, out, DV, BDV)
+    if SUBTRACT:
+        tl.debug_barrier()  # other threads of this program wrote what is read
+        subtract(Out + row * DV, Noise + row * DV, lam, i, Tq, DV, BDV)

@@ -18,7 +18,7 @@ from .visibility import Visibility, row_ranges
 
 LOG2_E = math.log2(math.e)
 DECODED_ROWS = 16  # calls without gradients and with at most this many rows split the keys
-DECODED_BLOCK = 64  # rows of all heads that share their keys
+DECODED_BLOCK = 32  # most rows of heads that share their keys in one program; BM of the tiles
 
 
 @dataclass(frozen=True)
@@ -58,22 +58,38 @@ def forward(call: Call, save: bool) -> tuple[Tensor, Tensor, Tensor]:
         call: What to compute.
         save: Gradients will be needed. Otherwise the last two are empty.
     """
-    B, H, Tq, _ = call.q1.shape
-    two, fused = call.q2 is not None, call.shape.fused
-    out, noise, stats = empty_results(call.q1, call.v, 1 + two, save)
-    if not save and Tq <= DECODED_ROWS:
+    out, noise, stats = empty_results(call.q1, call.v, call.shape.maps, save)
+    if not save and out.shape[2] <= DECODED_ROWS:
         _decode(call, out)
-        return out, noise, stats
-    written = torch.empty_like(out) if two and not fused and not save else noise
+    elif call.shape.maps == 1 or call.shape.fused:
+        _attend(call, out, noise, stats)
+    else:
+        saved = noise if save else torch.empty_like(out)
+        _attend(_noise_alone(call), saved, out, stats[1:])
+        _attend(call, out, saved, stats, subtract=True)
+    return out, noise, stats
+
+
+def _attend(call: Call, out: Tensor, noise: Tensor, stats: Tensor, subtract: bool = False) -> None:
+    B, H, Tq, _ = out.shape
+    flags = {**_flags(call), "SAVE": stats.numel() > 0, "SUBTRACT": subtract}
+    if subtract:
+        flags |= {"TWO": False, "SHARED": False}
+    groups = (H // call.q1.shape[1], H // call.v.shape[1])
 
     def launch(tile: Tile) -> None:
         forward_kernel[(triton.cdiv(Tq, tile.BM), B * H)](
-            *_inputs(call), out, written, stats, *_strides(call), *_sizes(call),
-            **_flags(call), SAVE=save, FUSED=fused, **tile.options,
+            *_inputs(call), out, noise, stats, *_strides(call), *_sizes(call, H), *groups,
+            **flags, **tile.options,
         )  # fmt: skip
 
     run_fastest("forward", call, launch)
-    return out, noise, stats
+
+
+def _noise_alone(call: Call) -> Call:
+    """Return the noise map as a call of its own, whose queries may have fewer heads than V's."""
+    q2, k2 = call.noise
+    return Call(q2, k2, None, None, call.v, None, None, call.seen, call.scale2, call.scale2)
 
 
 def empty_results(q1: Tensor, v: Tensor, maps: int, save: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -240,8 +256,8 @@ def _strides(call: Call) -> tuple[int, ...]:
     return *heads, *_lam_strides(call), *bounds, *padding
 
 
-def _sizes(call: Call) -> tuple[int | float, ...]:
-    H, Tq, Tk = call.q1.shape[1], call.q1.shape[2], call.k1.shape[2]
+def _sizes(call: Call, heads: int | None = None) -> tuple[int | float, ...]:
+    H, Tq, Tk = heads or call.q1.shape[1], call.q1.shape[2], call.k1.shape[2]
     groups = (H // t.shape[1] for t in (call.k1, *call.noise))
     return H, *groups, Tq, Tk, call.scale1 * LOG2_E, call.scale2 * LOG2_E
 

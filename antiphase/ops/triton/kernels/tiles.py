@@ -29,7 +29,7 @@ class Shape:
 
     @property
     def fused(self) -> bool:
-        """Tell whether the forward kernel has both accumulators at once (see `forward.py`)."""
+        """Tell whether one forward kernel has both accumulators (see `forward.py`)."""
         return self.maps == 2 and self.dv <= 128
 
 
@@ -75,5 +75,72 @@ def candidates(kernel: str, shape: Shape, architecture: str) -> list[Tile]:
     return [*TILES[architecture, bits, kernel][shape.width_class], *SMALL[kernel]]
 
 
-TILES: dict[tuple[str, int, str], dict[str, list[Tile]]] = {}
-SMALL: dict[str, list[Tile]] = {}
+def _by_width(narrow: Tile, medium: Tile, large: Tile, wide: Tile) -> dict[str, list[Tile]]:
+    return {"narrow": [narrow], "medium": [medium], "large": [large], "wide": [wide]}
+
+
+_KEEP = False  # loop-invariant code stays in the loop
+# (architecture, bits of the dtype, kernel) -> width class -> tiles
+TILES = {
+    ("sm_80", 16, "forward"): _by_width(
+        Tile(128, 64, 8, 2), Tile(64, 32, 8, 2), Tile(64, 32, 8, 1, _KEEP), Tile(64, 32, 8, 1)
+    ),
+    ("sm_90", 16, "forward"): _by_width(
+        Tile(128, 64, 8, 3), Tile(128, 32, 8, 2), Tile(64, 32, 8, 2), Tile(128, 64, 8, 2, _KEEP)
+    ),
+    ("sm_100", 16, "forward"): _by_width(
+        Tile(128, 64, 8, 2), Tile(128, 64, 8, 2), Tile(128, 64, 8, 2, _KEEP), Tile(128, 32, 8, 2)
+    ),
+    ("gfx942", 16, "forward"): _by_width(
+        Tile(128, 64, 8, 1), Tile(128, 32, 8, 1), Tile(64, 32, 4, 1), Tile(128, 32, 8, 1, _KEEP)
+    ),
+    ("sm_80", 16, "dq"): _by_width(
+        Tile(64, 64, 8, 2), Tile(64, 32, 8, 1), Tile(32, 64, 8, 1, _KEEP), Tile(32, 64, 8, 1)
+    ),
+    ("sm_90", 16, "dq"): _by_width(
+        Tile(64, 64, 8, 2), Tile(64, 64, 8, 2), Tile(64, 64, 8, 1, _KEEP), Tile(64, 64, 8, 1, _KEEP)
+    ),
+    ("sm_100", 16, "dq"): _by_width(
+        Tile(64, 64, 8, 2), Tile(64, 64, 8, 2), Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)
+    ),
+    ("gfx942", 16, "dq"): _by_width(
+        Tile(64, 64, 4, 2), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2), Tile(64, 32, 4, 2)
+    ),
+    ("sm_80", 16, "dkv"): _by_width(
+        Tile(32, 64, 8, 1),
+        Tile(64, 64, 8, 1, _KEEP),
+        Tile(64, 32, 8, 1, _KEEP),
+        Tile(32, 64, 8, 1, _KEEP),
+    ),
+    ("sm_90", 16, "dkv"): _by_width(
+        Tile(64, 64, 8, 2, _KEEP),
+        Tile(64, 64, 8, 1, _KEEP),
+        Tile(32, 64, 8, 1, _KEEP),
+        Tile(32, 64, 8, 1, _KEEP),
+    ),
+    ("sm_100", 16, "dkv"): _by_width(
+        Tile(64, 64, 8, 2), Tile(64, 64, 8, 2), Tile(64, 64, 8, 2), Tile(64, 64, 8, 1, _KEEP)
+    ),
+    ("gfx942", 16, "dkv"): _by_width(
+        Tile(32, 64, 4, 2), Tile(32, 64, 4, 1), Tile(32, 64, 4, 1), Tile(32, 32, 4, 1, _KEEP)
+    ),
+    ("sm_80", 16, "decode"): _by_width(
+        Tile(32, 64, 4, 2), Tile(32, 64, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 8, 2)
+    ),
+    ("sm_90", 16, "decode"): _by_width(
+        Tile(32, 64, 4, 2), Tile(32, 64, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 8, 2)
+    ),
+    ("sm_100", 16, "decode"): _by_width(
+        Tile(32, 64, 4, 2), Tile(32, 64, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 8, 2)
+    ),
+    ("gfx942", 16, "decode"): _by_width(
+        Tile(32, 64, 4, 1), Tile(32, 64, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)
+    ),
+}
+# For devices with little shared memory: tried after the others.
+SMALL = {
+    "forward": [Tile(32, 32, 4, 1, _KEEP), Tile(16, 16, 4, 1, _KEEP)],
+    "dq": [Tile(32, 32, 4, 1, _KEEP), Tile(16, 16, 4, 1, _KEEP)],
+    "dkv": [Tile(32, 32, 4, 1, _KEEP), Tile(16, 16, 4, 1, _KEEP)],
+    "decode": [Tile(32, 16, 4, 1, _KEEP)],
+}
