@@ -17,8 +17,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from antiphase.cache_folder import cache_folder, create_private, write_private
 
 if TYPE_CHECKING:
@@ -90,9 +88,13 @@ class Compiled:
 
     @property
     def faults(self) -> list[str]:
-        """Return what must not be: spills, much shared memory, products without tensor cores."""
+        """Return what must not be: spills, much shared memory, products without tensor cores.
+
+        Spills of fp32 on NVIDIA are known, and in the table.
+        """
         v, found = self.variant, []
-        if self.spills:
+        known = v.dtype == "fp32" and v.architecture != "gfx942"
+        if self.spills and not known:
             found.append(f"{self.spills} bytes of spilled registers")
         if self.shared > SHARED_MEMORY[v.architecture]:
             found.append(f"{self.shared} bytes of shared memory")
@@ -112,8 +114,8 @@ class Compiled:
 def variants(architectures: Iterable[str] = ARCHITECTURES) -> Iterator[Variant]:
     """Return all variants that are compiled, with the preferred tile of each.
 
-    Every mask with two maps in 16 bits. For shared keys, one map, decoding and fp32, the lightest
-    and the heaviest mask: the others lie between them.
+    Every mask with two maps in 16 bits. For shared keys, one map, decoding and fp32, the mask that
+    needs most: padding and a window with kept keys.
 
     Args:
         architectures: Names from `ARCHITECTURES`.
@@ -130,7 +132,7 @@ def variants(architectures: Iterable[str] = ARCHITECTURES) -> Iterator[Variant]:
             tile = TILES[architecture, DTYPES[dtype], kernel][widths][0]
             for maps in MAPS if dtype == "bf16" else MAPS[:1]:
                 every = maps == "two maps" and dtype == "bf16" and kernel != "decode"
-                for mask in MASKS if every else ("causal", "all"):
+                for mask in MASKS if every else ("all",):
                     yield Variant(kernel, architecture, widths, dtype, maps, mask, tile)
 
 
@@ -287,12 +289,13 @@ def _source() -> str:
 
     from antiphase.ops.triton.kernels.tuning import source_digest
 
-    about = (source_digest(), triton.__version__, torch.__version__)
-    return repr((*about, Path(__file__).read_text()))
+    return repr((source_digest(), triton.__version__))
 
 
 def _key(variant: Variant) -> str:
-    return hashlib.sha256(repr((variant, _source())).encode()).hexdigest()[:24]
+    options = (variant.architecture, variant.kernel, variant.dtype, variant.tile)
+    text = repr((_source(), *options, _constants(variant)))
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def as_json(found: list[Compiled]) -> list[dict[str, Any]]:
@@ -329,13 +332,17 @@ def as_markdown(found: list[Compiled]) -> str:
 _PAGE = """# The Triton kernels, compiled and not run
 
 Made by `antiphase bench gpu-static --out docs/results/gpu-static.md` ({about}). No GPU was there:
-this is what the compilers say (ptxas by cuobjdump, LLVM for AMD), not a measurement of speed.
+this is what the compilers say (ptxas, read by cuobjdump; LLVM for AMD), not a measurement of speed.
 
-Each row is a kernel with the tile that is preferred on that architecture, over all masks that were
-compiled for it: registers per thread and shared memory as a range, spilled bytes per thread the
-most, programs per multiprocessor (compute unit) the fewest. Products are counted in the code of
-the variant with the causal mask. fp16 compiles as bf16 does. fp32 products are three tf32 products
-on NVIDIA ("tf32x3"), IEEE on AMD. Tiles below 64 rows have the smaller instruction (`mma`)."""
+Each row is a kernel with the tile that is preferred on that architecture, over the masks that it
+was compiled with (their number stands in the row; the heaviest is always among them): registers
+per thread and shared memory as a range, spilled bytes per thread the most, programs per
+multiprocessor (compute unit) the fewest. Products are counted in the code with the heaviest mask.
+fp16 compiles as bf16 does. fp32 products are three tf32 products on NVIDIA ("tf32x3"), which hold
+each operand twice and spill; IEEE on AMD, which do not. Blocks of fewer than 64 rows have the
+smaller instruction (`mma`). In gfx942, scalar registers that do not fit lie in lanes of vector
+registers, not in memory. With dv = 256, the forward kernel of two maps is that of one map, which
+runs for the noise map and then for the signal map and subtracts."""
 _HEADER = (
     "| kernel | d / dv | dtype | maps | masks | tile | warps, stages | registers | spilled | "
     "shared KB | programs | products |"
@@ -346,8 +353,8 @@ _RULE = "|" + "---|" * 12
 def _row(group: list[Compiled]) -> str:
     v = group[0].variant
     d, _, dv = WIDTHS[v.widths]
-    causal = next((c for c in group if c.variant.mask == "causal"), group[0])
-    products = ", ".join(f"{name} {n}" for name, n in causal.instructions.items()) or "-"
+    heaviest = group[-1]
+    products = ", ".join(f"{name} {n}" for name, n in heaviest.instructions.items()) or "-"
     cells = (
         *(v.kernel, f"{d} / {dv}", v.dtype, v.maps, str(len(group)), f"{v.tile.BM} x {v.tile.BN}"),
         f"{v.tile.warps}, {v.tile.stages}",

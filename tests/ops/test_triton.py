@@ -91,7 +91,7 @@ def test_auto_says_why_not_triton(gpu, reason: str):
 
 def test_auto_takes_triton_on_a_gpu(gpu):
     assert backend_for(*draw(), causal=True).backend == "triton"
-    assert backend_for(*draw(torch.float32, Tq=1), causal=True, window=5).backend == "triton"
+    assert backend_for(*draw(torch.float16, Tq=1), causal=True, window=5).backend == "triton"
     tokens = torch.empty(1, 1, 1, 64, dtype=torch.bool, device="cuda")
     assert backend_for(*draw(), mask=tokens).backend == "triton"
     q, k, _, _, v, _ = draw()
@@ -104,7 +104,7 @@ def test_shared_keys_are_one_flash_call_on_a_gpu(gpu):
     choice = backend_for(*draw(dv=64, shared=True), causal=True)
     assert choice.backend == "sdpa"
     assert "one call of a flash kernel" in choice.reason
-    assert backend_for(*draw(torch.float32, dv=64, shared=True), causal=True).backend == "triton"
+    assert "fp32" in backend_for(*draw(torch.float32), causal=True).reason  # they spill
     assert backend_for(*draw(dv=64, shared=True), causal=True, window=9).backend == "triton"
     assert backend_for(*draw(dv=64, shared=True, Tq=7), causal=True).backend == "triton"
 

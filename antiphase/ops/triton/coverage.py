@@ -45,6 +45,8 @@ def why_not(args: Arguments) -> str | None:
     """Say why `auto` does not use the kernels here: uncovered, or wrong on this device."""
     if (reason := uncovered(args)) is not None:
         return reason
+    if args.q1.dtype == torch.float32 and torch.version.hip is None:
+        return "its products of fp32 spill registers on NVIDIA GPUs"
     if torch.compiler.is_compiling() or args.q1.device.type != "cuda":
         return None  # the operator checks the device when it runs
     from antiphase.ops.triton.self_check import failure

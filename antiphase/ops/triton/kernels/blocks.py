@@ -72,10 +72,13 @@ def kept_bounds(bounds, kind_stride, i, Tq):
 @triton.jit
 def visible(i, j, bounds, kind_stride, padding, Tq, Tk, MODE: tl.constexpr, PADDING: tl.constexpr):
     """Tell which keys j the rows i see. One of them is a column, the other a row of indices."""
-    lo, hi = row_bounds(bounds, kind_stride, i, Tq, Tk, MODE)
-    see = j < hi
     if MODE >= ROWS:
-        see = see & (j >= lo)
+        lo, hi = row_bounds(bounds, kind_stride, i, Tq, Tk, MODE)
+        see = (j >= lo) & (j < hi)
+    elif MODE == CAUSAL:
+        see = j <= i + (Tk - Tq)  # rows beyond Tq see too much: what they give is zero or not kept
+    else:
+        see = j < Tk
     if MODE == KEPT:
         first, kept = kept_bounds(bounds, kind_stride, i, Tq)
         see = see | ((j >= first) & (j < kept))

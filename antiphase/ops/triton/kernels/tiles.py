@@ -1,6 +1,6 @@
 """The tiles that each kernel may use, by width class, dtype and architecture.
 
-Each was compiled for its architecture without spilled registers, in every variant
+Those for 16 bits, and those of gfx942, were compiled without spilled registers
 (`antiphase bench gpu-static`). The first of a list is the choice where nothing can be measured.
 """
 
@@ -72,11 +72,11 @@ def candidates(kernel: str, shape: Shape, architecture: str) -> list[Tile]:
         architecture: A key of `TILES`.
     """
     bits = 32 if shape.dtype == torch.float32 else 16
-    return [*TILES[architecture, bits, kernel][shape.width_class], *SMALL[kernel]]
+    return [*TILES[architecture, bits, kernel][shape.width_class], *LARGE[kernel], *SMALL[kernel]]
 
 
-def _by_width(narrow: Tile, medium: Tile, large: Tile, wide: Tile) -> dict[str, list[Tile]]:
-    return {"narrow": [narrow], "medium": [medium], "large": [large], "wide": [wide]}
+def _by_width(*tiles: Tile) -> dict[str, list[Tile]]:
+    return {name: [tile] for name, tile in zip(WIDTHS, tiles, strict=True)}
 
 
 _KEEP = False  # loop-invariant code stays in the loop
@@ -108,9 +108,9 @@ TILES = {
     ),
     ("sm_80", 16, "dkv"): _by_width(
         Tile(32, 64, 8, 1),
-        Tile(64, 64, 8, 1, _KEEP),
-        Tile(64, 32, 8, 1, _KEEP),
-        Tile(32, 64, 8, 1, _KEEP),
+        Tile(32, 32, 4, 1),
+        Tile(16, 32, 4, 1, _KEEP),
+        Tile(32, 32, 8, 1, _KEEP),
     ),
     ("sm_90", 16, "dkv"): _by_width(
         Tile(64, 64, 8, 2, _KEEP),
@@ -136,6 +136,28 @@ TILES = {
     ("gfx942", 16, "decode"): _by_width(
         Tile(32, 64, 4, 1), Tile(32, 64, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)
     ),
+    ("gfx942", 32, "forward"): _by_width(*[Tile(64, 32, 8, 1, _KEEP)] * 4),
+    ("gfx942", 32, "dq"): _by_width(*[Tile(32, 32, 4, 1, _KEEP)] * 4),
+    ("gfx942", 32, "dkv"): _by_width(*[Tile(16, 32, 4, 1, _KEEP)] * 4),
+    ("gfx942", 32, "decode"): _by_width(*[Tile(32, 32, 8, 1, _KEEP)] * 4),
+    # tf32x3 holds each operand twice: these spill (docs/results/gpu-static.md).
+    **{
+        (architecture, 32, kernel): _by_width(*[tile] * 4)
+        for architecture in ("sm_80", "sm_90", "sm_100")
+        for kernel, tile in {
+            "forward": Tile(64, 32, 8, 1),
+            "dq": Tile(16, 32, 8, 1, _KEEP),
+            "dkv": Tile(16, 16, 8, 1, _KEEP),
+            "decode": Tile(32, 16, 8, 1, _KEEP),
+        }.items()
+    },
+}
+# These spill with some masks or widths; where they are faster, measuring finds it.
+LARGE = {
+    "forward": [Tile(128, 64, 8, 2), Tile(64, 64, 4, 2)],
+    "dq": [Tile(64, 64, 4, 2)],
+    "dkv": [Tile(64, 64, 4, 2)],
+    "decode": [Tile(32, 128, 4, 2)],
 }
 # For devices with little shared memory: tried after the others.
 SMALL = {
