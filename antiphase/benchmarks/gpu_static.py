@@ -39,6 +39,7 @@ MASKS = {  # name: (mode, padding)
     "window, first keys": (3, False),
     "all": (3, True),
 }
+KEY_MASKS = ("full", "causal", "all")  # of dkv, where every other mask is an interval per key
 DTYPES = {"bf16": 16, "fp32": 32}
 SMALL = ("row_products", "merge")  # without products
 MAPS = ("two maps", "shared keys", "one map, sink")
@@ -132,7 +133,8 @@ def variants(architectures: Iterable[str] = ARCHITECTURES) -> Iterator[Variant]:
             tile = TILES[architecture, DTYPES[dtype], kernel][widths][0]
             for maps in MAPS if dtype == "bf16" else MAPS[:1]:
                 every = maps == "two maps" and dtype == "bf16" and kernel != "decode"
-                for mask in MASKS if every else ("all",):
+                masks = KEY_MASKS if kernel == "dkv" else MASKS
+                for mask in masks if every else ("all",):
                     yield Variant(kernel, architecture, widths, dtype, maps, mask, tile)
 
 
@@ -218,7 +220,7 @@ def _constants(variant: Variant) -> dict[str, Any]:
     mode, padding = MASKS[variant.mask]
     widths = {"D": d, "D2": d2, "DV": dv, "BD": d, "BD2": d2, "BDV": dv}
     maps = {"TWO": fused, "SHARED": variant.maps == "shared keys", "SINK": not two}
-    masks = {"MODE": mode, "PADDING": padding}
+    masks = {"MODE": min(mode, 2) if variant.kernel == "dkv" else mode, "PADDING": padding}
     tile = {"BM": variant.tile.BM, "BN": variant.tile.BN, "HOIST": variant.tile.hoist}
     precision = "ieee" if variant.architecture.startswith("gfx") else "tf32x3"
     results = {"SAVE": True, "SUBTRACT": two and not fused, "PRECISION": precision}

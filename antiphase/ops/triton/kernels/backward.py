@@ -11,7 +11,7 @@ without atomic additions, so results repeat bit by bit.
 import triton
 import triton.language as tl
 
-from .blocks import CAUSAL, KEPT, ROWS, load_rows, store_rows, visible
+from .blocks import CAUSAL, FULL, KEPT, ROWS, load_rows, store_rows, visible
 from .forward import key_blocks
 
 
@@ -112,32 +112,34 @@ def dkv_kernel(
     q1_b, q1_h, q1_t, k1_b, k1_h, k1_t, q2_b, q2_h, q2_t, k2_b, k2_h, k2_t, v_b, v_h, v_t,
     lam_b, lam_h, lam_t, bounds_b, kind_stride, padding_b, range_b,
     H, kv_group, noise_group, noise_kv_group, Tq, Tk, scale1, scale2, do_b, do_h, do_t,
-    row_ranges_b, group, groups,
+    row_ranges_b, row_kind_stride, group, groups,
     D: tl.constexpr, D2: tl.constexpr, DV: tl.constexpr,
     BD: tl.constexpr, BD2: tl.constexpr, BDV: tl.constexpr,
-    TWO: tl.constexpr, SHARED: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr,
+    TWO: tl.constexpr, SHARED: tl.constexpr, MODE: tl.constexpr,
     SINK: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, HOIST: tl.constexpr,
 ):  # fmt: skip
     """Write dk1, dk2 and dv of BN keys, summed over `group` query heads that share these keys.
 
     Scores are transposed, [keys, rows], so that their products with dO and q need no transpose.
+    Masks are intervals of rows per key (ROWS: from memory). Without a mask, keys beyond Tk and rows
+    beyond Tq give nothing that is kept: these keys are not stored, and dO of these rows is zero.
     """
     n0 = tl.program_id(0) * BN
     bg = tl.program_id(1)
     b, head = (bg // groups).to(tl.int64), (bg % groups) * group
     rows, keys = tl.arange(0, BM), tl.arange(0, BN)
     j = n0 + keys
-    bounds, padding = Bounds + b * bounds_b, Padding + b * padding_b
     begin, end = 0, Tq
     if MODE == CAUSAL:
         begin = tl.maximum(n0 - (Tk - Tq), 0)
-    if MODE >= ROWS:
-        ranges = RowRanges + b * row_ranges_b + tl.program_id(0) * 2
-        begin, end = tl.load(ranges), tl.load(ranges + 1)
-    if PADDING:
-        low, high = tl.load(KeyRange + b * range_b), tl.load(KeyRange + b * range_b + 1)
-        end = tl.where((n0 < high) & (n0 + BN > low), end, begin)
+    if MODE == ROWS:
+        ranges = RowRanges + b * row_ranges_b + j
+        first_row = tl.load(ranges, mask=j < Tk, other=0)
+        past_row = tl.load(ranges + row_kind_stride, mask=j < Tk, other=0)
+        some = first_row < past_row
+        begin = tl.min(tl.where(some, first_row, Tq), 0)
+        end = tl.max(tl.where(some, past_row, 0), 0)
     blocks = tl.cdiv(tl.maximum(end - begin, 0), BM)
 
     k1 = load_rows(K1 + b * k1_b + (head // kv_group) * k1_h, n0, k1_t, keys, Tk, D, BD)
@@ -157,13 +159,18 @@ def dkv_kernel(
         m0 = begin + step % blocks * BM
         i = m0 + rows
         row = (b * H + h) * Tq
-        see = visible(i[None, :], j[:, None], bounds, kind_stride, padding, Tq, Tk, MODE, PADDING)
         dout = load_rows(DOut + b * do_b + h * do_h, m0, do_t, rows, Tq, DV, BDV)
         dP = tl.dot(v, tl.trans(dout), input_precision=PRECISION)  # [keys, rows]
         q1 = load_rows(Q1 + b * q1_b + h * q1_h, m0, q1_t, rows, Tq, D, BD)
         lse1 = tl.load(Stats + row + i, mask=i < Tq, other=0.0)
         s = tl.dot(k1, tl.trans(q1), input_precision=PRECISION) * scale1
-        A = tl.where(see, tl.exp2(s - lse1[None, :]), 0.0)
+        A = tl.exp2(s - lse1[None, :])
+        if MODE == ROWS:
+            see = (i[None, :] >= first_row[:, None]) & (i[None, :] < past_row[:, None])
+            A = tl.where(see, A, 0.0)
+        if MODE == CAUSAL:
+            see = j[:, None] <= i[None, :] + (Tk - Tq)
+            A = tl.where(see, A, 0.0)
         delta1 = tl.load(Deltas + row + i, mask=i < Tq, other=0.0)
         dS = (A * (dP - delta1[None, :])).to(q1.dtype)
         dk1 = tl.dot(dS, q1, dk1, input_precision=PRECISION)
@@ -174,7 +181,9 @@ def dkv_kernel(
             lam_base = Lam + b * lam_b + h * lam_h
             lam = tl.load(lam_base + i.to(tl.int64) * lam_t, mask=i < Tq, other=0.0)
             s = tl.dot(k2, tl.trans(q2), input_precision=PRECISION) * scale2
-            A2 = tl.where(see, tl.exp2(s - lse2[None, :]) * -lam[None, :], 0.0)
+            A2 = tl.exp2(s - lse2[None, :]) * -lam[None, :]
+            if MODE != FULL:
+                A2 = tl.where(see, A2, 0.0)
             delta2 = tl.load(Deltas + second + row + i, mask=i < Tq, other=0.0)
             dS = A2 * (dP - delta2[None, :])
             if SHARED:

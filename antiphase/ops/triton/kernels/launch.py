@@ -10,6 +10,7 @@ import triton
 from torch import Tensor
 
 from .backward import dkv_kernel, dq_kernel, row_products_kernel
+from .blocks import ROWS
 from .decode import decode_kernel, merge_kernel
 from .forward import forward_kernel
 from .tiles import Shape, Tile, padded_width
@@ -202,15 +203,18 @@ def _key_gradients(
     dk1, dv = _partial(call.k1, groups), _partial(call.v, groups)
     dk2 = dk1 if shared else _partial(k2, groups)
 
+    ranges = row_ranges(call.seen, call.q1.shape[2], Tk)
+    strides, flags = (0, 0), _flags(call)
+    del flags["PADDING"]
+    if ranges is not None:
+        strides = (ranges.stride(1) if ranges.shape[1] == B else 0, ranges.stride(0))
+        flags["MODE"] = ROWS.value
+
     def launch(tile: Tile) -> None:
-        ranges, stride = call.k1, 0
-        if call.seen.bounds is not None:
-            ranges = row_ranges(call.seen, Tk, tile.BN)
-            stride = ranges.stride(0) if ranges.shape[0] == B else 0
         dkv_kernel[(triton.cdiv(Tk, tile.BN), B * groups)](
-            *_inputs(call), dout, stats, deltas, ranges, dk1, dk2, dv,
-            *_strides(call), *_sizes(call), *dout.stride()[:3], stride, group, groups,
-            **_flags(call), **tile.options,
+            *_inputs(call), dout, stats, deltas, call.k1 if ranges is None else ranges,
+            dk1, dk2, dv, *_strides(call), *_sizes(call), *dout.stride()[:3], *strides,
+            group, groups, **flags, **tile.options,
         )  # fmt: skip
 
     run_fastest("dkv", call, launch)

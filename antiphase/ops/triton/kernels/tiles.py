@@ -109,7 +109,7 @@ TILES = {
     ("sm_80", 16, "dkv"): _by_width(
         Tile(32, 64, 8, 1),
         Tile(32, 32, 4, 1),
-        Tile(16, 32, 4, 1, _KEEP),
+        Tile(16, 16, 4, 1),
         Tile(32, 32, 8, 1, _KEEP),
     ),
     ("sm_90", 16, "dkv"): _by_width(

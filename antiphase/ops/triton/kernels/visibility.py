@@ -71,27 +71,38 @@ def visibility(
     return Visibility(KEPT.value if kept else ROWS.value, bounds, padding, key_range)
 
 
-def row_ranges(seen: Visibility, Tk: int, block: int) -> Tensor:
-    """Return which rows see a key of each block, for a call with bounds.
+def row_ranges(seen: Visibility, Tq: int, Tk: int) -> Tensor | None:
+    """Return which rows see each key; None where the kernel knows (full, causal).
+
+    Both ends of a row's keys grow with the row, so the rows of a key are an interval, too. A key
+    that is kept beside the window is seen by all later rows of its document; padding by none.
 
     Args:
-        seen: From `visibility`, with bounds.
+        seen: From `visibility`.
+        Tq: Number of query rows.
         Tk: Number of keys.
-        block: Number of keys per block.
 
     Returns:
-        The first row and one past the last, [R, number of blocks, 2], int32.
+        The first row and one past the last, [2, R, Tk], int32.
     """
-    assert seen.bounds is not None
-    lo, hi = seen.bounds[:2]
-    start = torch.arange(0, Tk, block, device=lo.device, dtype=torch.int32).expand(len(lo), -1)
-    start = start.contiguous()
-    first_row = torch.searchsorted(hi.contiguous(), start, right=True)
-    past_row = torch.searchsorted(lo.contiguous(), start + block)
-    if seen.mode == KEPT.value:
-        first, kept = (t.contiguous() for t in seen.bounds[2:])
-        rows = torch.searchsorted(first, start + block)  # rows whose document begins before its end
-        last = (rows - 1).clamp_min(0)
-        reach = kept.cummax(1).values.gather(1, last) > start
-        past_row = torch.maximum(past_row, torch.where(reach & (rows > 0), rows, 0))
-    return torch.stack([first_row, past_row], dim=-1).to(torch.int32).contiguous()
+    if seen.bounds is None and seen.padding is None:
+        return None
+    device = (seen.padding if seen.bounds is None else seen.bounds).device  # type: ignore[union-attr]
+    key = torch.arange(Tk, device=device, dtype=torch.int32)[None]
+    if seen.bounds is None:
+        begin = (key - (Tk - Tq)).clamp_min(0) if seen.mode == CAUSAL.value else 0 * key
+        end = torch.full_like(key, Tq)
+    else:
+        key = key.expand(seen.bounds.shape[1], -1).contiguous()
+        lo, hi, *kept = (t.contiguous() for t in seen.bounds)
+        begin = torch.searchsorted(hi, key, right=True, out_int32=True)
+        end = torch.searchsorted(lo, key, right=True, out_int32=True)
+        if kept:
+            first, past = kept
+            rows = torch.searchsorted(first, key, right=True, out_int32=True)
+            last = (rows - 1).clamp_min(0).long()  # the last row of the key's document
+            is_kept = (rows > 0) & (past.gather(1, last) > key)
+            end = torch.where(is_kept, torch.maximum(end, rows), end)
+    if seen.padding is not None:
+        end = torch.where(seen.padding != 0, end, 0)
+    return torch.stack(torch.broadcast_tensors(begin, end)).contiguous()
