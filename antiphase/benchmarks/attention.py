@@ -41,6 +41,7 @@ PYTHON = "antiphase fused, Python"
 HALVES = "V in halves, 4 calls"
 WIDE = "V wide, 2 calls"
 LAM = 0.8
+CPU_PRODUCT, GPU_PRODUCT = 1024, 8192  # size of the matrices whose product is timed beside
 PATHOLOGICAL = 3.0  # times the fp32 time of the baseline
 LONG_LENGTHS, LONG_HEADS, LONG_ROUNDS = (32768, 65536), 2, 3
 LONG_NAMES = frozenset({STANDARD, STANDARD_FP32, ONE_MAP, FUSED, ONE_MAP_GPU, FUSED_GPU})
@@ -258,7 +259,7 @@ def _measure(
     only: frozenset[str],
 ) -> Cell:
     cell = Cell(setting, 0.0, [])
-    n = 1024 if setting.device == "cpu" else 8192
+    n = CPU_PRODUCT if setting.device == "cpu" else GPU_PRODUCT
     matrix = torch.randn(n, n).to(setting.device, DTYPES[setting.dtype])
     gemm: list[float] = []
 

@@ -251,9 +251,8 @@ OPTIONS = (True, 0, 0, 0.25, 0.25)
 
 
 def test_operators_pass_torch_library_checks():
-    for grad in (False, True):
-        tensors = [t.requires_grad_(grad) for t in Case(Tq=9).inputs(torch.float32)]
-        torch.library.opcheck(OPERATOR, (*tensors, None, None, None, *OPTIONS, grad))
+    tensors = [t.requires_grad_() for t in Case(H=1, Hkv=1, Tq=9).inputs(torch.float32)]
+    torch.library.opcheck(OPERATOR, (*tensors, None, None, None, *OPTIONS, True))
 
 
 def test_compiled_equals_eager():
@@ -379,3 +378,23 @@ def test_the_package_kernels_loads_the_folder(tmp_path: Path, monkeypatch):
     torch.testing.assert_close(found.transpose(1, 2), expected)
     with pytest.raises(ValueError, match="attention_mask"):
         loaded.attention_forward(layer, q, k, v, torch.zeros(2, 1, 9, 9), scaling=0.5)
+
+
+def test_the_benchmark_of_a_gpu(monkeypatch):
+    """Its code, with a CPU in the place of the GPU: which calls are compared, and that they run."""
+    from antiphase.benchmarks import attention as benchmark
+    from antiphase.benchmarks import attention_cases, timing
+
+    monkeypatch.setattr(benchmark, "GPU_PRODUCT", 16)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 30))
+    monkeypatch.setattr(timing, "_gpu_peak", lambda work, device: 7)
+    setting = benchmark.AttentionSetting("fp32", 20, 1, heads=2, width=8, device="cpu:0")
+    cell = benchmark.measure_cell(setting, backward=True, rounds=1)
+    names = {row.name for row in cell.rows}
+    assert {benchmark.STANDARD, benchmark.FUSED_GPU, benchmark.ONE_MAP_GPU} <= names
+    assert not {benchmark.FUSED, benchmark.PYTHON} & names
+    assert all(row.peak_bytes == 7 and row.one_map is not None for row in cell.rows)
+    for kind in ("padded", "packed", "window", "v2"):
+        found = attention_cases.measure_cases(setting, kind, backward=False, rounds=1)
+        assert all(case.wall.median > 0 for case in found)

@@ -79,7 +79,7 @@ def _unfit_device(device: torch.device) -> str | None:
         return f"tensors are on {device.type}, not on CUDA or ROCm"
     if interpreted():
         return "TRITON_INTERPRET=1 is for CPU tensors"
-    if torch.version.hip is None:
+    if torch.version.hip is None and not torch.compiler.is_compiling():  # the operator checks again
         capability = torch.cuda.get_device_capability(device)
         if capability < LEAST_CAPABILITY:
             return f"the GPU has compute capability {capability}, the kernels need 8.0"

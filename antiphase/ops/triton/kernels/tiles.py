@@ -86,7 +86,7 @@ TILES = {
         Tile(128, 64, 8, 2), Tile(64, 32, 8, 2), Tile(64, 32, 8, 1, _KEEP), Tile(64, 32, 8, 1)
     ),
     ("sm_90", 16, "forward"): _by_width(
-        Tile(128, 64, 8, 3), Tile(128, 32, 8, 2), Tile(64, 32, 8, 2), Tile(128, 64, 8, 2, _KEEP)
+        Tile(128, 64, 8, 3), Tile(128, 32, 8, 2), Tile(64, 32, 8, 2), Tile(128, 32, 8, 2, _KEEP)
     ),
     ("sm_100", 16, "forward"): _by_width(
         Tile(128, 64, 8, 2), Tile(128, 64, 8, 2), Tile(128, 64, 8, 2, _KEEP), Tile(128, 32, 8, 2)
@@ -109,7 +109,7 @@ TILES = {
     ("sm_80", 16, "dkv"): _by_width(
         Tile(32, 64, 8, 1),
         Tile(32, 32, 4, 1),
-        Tile(16, 16, 4, 1),
+        Tile(16, 32, 4, 1, _KEEP),
         Tile(32, 32, 8, 1, _KEEP),
     ),
     ("sm_90", 16, "dkv"): _by_width(
