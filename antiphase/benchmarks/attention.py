@@ -35,13 +35,16 @@ STANDARD = "standard (F.sdpa)"
 STANDARD_FP32 = "the same in fp32"
 ONE_MAP = "antiphase one map, C++"
 FUSED = "antiphase fused, C++"
+ONE_MAP_GPU = "antiphase one map, Triton"
+FUSED_GPU = "antiphase fused, Triton"
 PYTHON = "antiphase fused, Python"
 HALVES = "V in halves, 4 calls"
 WIDE = "V wide, 2 calls"
 LAM = 0.8
+CPU_PRODUCT, GPU_PRODUCT = 1024, 8192  # size of the matrices whose product is timed beside
 PATHOLOGICAL = 3.0  # times the fp32 time of the baseline
 LONG_LENGTHS, LONG_HEADS, LONG_ROUNDS = (32768, 65536), 2, 3
-LONG_NAMES = frozenset({STANDARD, STANDARD_FP32, ONE_MAP, FUSED})
+LONG_NAMES = frozenset({STANDARD, STANDARD_FP32, ONE_MAP, FUSED, ONE_MAP_GPU, FUSED_GPU})
 
 # Takes the inputs of standard attention and those of the differential forms.
 AttentionFunction = Callable[[list[Tensor], list[Tensor]], Tensor]
@@ -59,6 +62,12 @@ class AttentionSetting:
     width: int = 64
     batch: int = 1
     causal: bool = True
+    device: str = "cpu"
+
+    @property
+    def backend(self) -> str:
+        """Return the fused backend of the device."""
+        return "fused_cpu" if self.device == "cpu" else "triton"
 
     @property
     def rows(self) -> int:
@@ -97,7 +106,8 @@ class Row:
 class Cell:
     """One setting: its rows, and the fastest matrix product (GEMM) of the same run.
 
-    That is the best of `torch.mm` (1024 x 1024) and of our micro-kernel's tiles times threads.
+    That is the best of `torch.mm` (1024 x 1024; 8192 x 8192 on a GPU) and of our micro-kernel's
+    tiles times threads.
     """
 
     setting: AttentionSetting
@@ -116,10 +126,8 @@ def inputs(setting: AttentionSetting, grad: bool) -> tuple[list[Tensor], list[Te
     generator = torch.Generator().manual_seed(0)
 
     def draw(heads: int, length: int, width: int) -> Tensor:
-        t = torch.randn(setting.batch, heads, length, width, generator=generator).to(
-            DTYPES[setting.dtype]
-        )
-        return t.requires_grad_(grad)
+        t = torch.randn(setting.batch, heads, length, width, generator=generator)
+        return t.to(setting.device, DTYPES[setting.dtype]).requires_grad_(grad)
 
     half = setting.heads // 2
     standard = [
@@ -155,23 +163,28 @@ def _calls(setting: AttentionSetting) -> dict[str, AttentionFunction]:
 
         return call
 
-    calls = {
+    def one_map(standard: list[Tensor], _: list[Tensor]) -> Tensor:
+        return attention(*standard, causal=setting.masked, backend=setting.backend)
+
+    gpu = setting.device != "cpu"
+    calls: dict[str, AttentionFunction] = {
         STANDARD: lambda standard, _: sdpa(*standard),
-        ONE_MAP: lambda standard, _: attention(
-            *standard, causal=setting.masked, backend="fused_cpu"
-        ),
-        FUSED: ours("fused_cpu"),
+        ONE_MAP_GPU if gpu else ONE_MAP: one_map,
+        FUSED_GPU if gpu else FUSED: ours(setting.backend),
         PYTHON: ours("fused_cpu"),
         "antiphase sdpa (padded)": ours("sdpa"),
         HALVES: lambda _, differential: halves(differential),
         WIDE: lambda _, differential: wide(differential),
     }
-    try:
-        native.library()
-    except native.Unavailable:
-        del calls[ONE_MAP], calls[FUSED]
+    if gpu:
+        del calls[PYTHON]
+    else:
+        try:
+            native.library()
+        except native.Unavailable:
+            del calls[ONE_MAP], calls[FUSED]
     # Wide V cannot use the flash kernel: its maps are materialised, several times in backward.
-    free = timing.available_bytes()
+    free = torch.cuda.mem_get_info(setting.device)[0] if gpu else timing.available_bytes()
     if (
         free is not None
         and 16 * 4.0 * setting.batch * setting.heads * setting.rows * setting.length > free
@@ -200,6 +213,7 @@ def _works(
                     out.backward(torch.ones_like(out))
             for t in (*standard, *wide, *differential):
                 t.grad = None
+            timing.wait_for(setting.device)
 
         return work
 
@@ -245,7 +259,8 @@ def _measure(
     only: frozenset[str],
 ) -> Cell:
     cell = Cell(setting, 0.0, [])
-    matrix = torch.randn(1024, 1024).to(DTYPES[setting.dtype])
+    n = CPU_PRODUCT if setting.device == "cpu" else GPU_PRODUCT
+    matrix = torch.randn(n, n).to(setting.device, DTYPES[setting.dtype])
     gemm: list[float] = []
 
     def after_round() -> None:
@@ -254,12 +269,14 @@ def _measure(
 
     for with_backward in (False, True) if backward else (False,):
         works = _works(setting, with_backward, only)
-        samples = timing.interleave(
-            {**works, "gemm": lambda: matrix @ matrix},
-            rounds,
-            after_round,
-        )
-        gemm += [2 * 1024**3 / sample.wall * 1e-9 for sample in samples.pop("gemm")]
+
+        def product() -> None:
+            _ = matrix @ matrix
+            timing.wait_for(setting.device)
+
+        samples = timing.interleave({**works, "gemm": product}, rounds, after_round)
+        gemm += [2 * n**3 / sample.wall * 1e-9 for sample in samples.pop("gemm")]
+        one_map = samples.get(ONE_MAP) or samples.get(ONE_MAP_GPU)
         flops = setting.flops * (3.5 if with_backward else 1.0)
         for name, times in samples.items():
             wall = timing.seconds(times, "wall")
@@ -269,12 +286,10 @@ def _measure(
                     name=name,
                     wall=timing.ratio(times, samples[STANDARD], "wall"),
                     cpu=timing.ratio(times, samples[STANDARD], "cpu"),
-                    one_map=timing.ratio(times, samples[ONE_MAP], "wall")
-                    if ONE_MAP in samples
-                    else None,
+                    one_map=None if one_map is None else timing.ratio(times, one_map, "wall"),
                     milliseconds=1e3 * wall,
                     gflops=flops / wall * 1e-9,
-                    peak_bytes=timing.peak_extra_bytes(works[name]),
+                    peak_bytes=timing.peak_extra_bytes(works[name], setting.device),
                     backward=with_backward,
                 )
             )
@@ -308,6 +323,8 @@ def long_settings(setting: AttentionSetting) -> list[AttentionSetting]:
 
 def _tile_gflops(setting: AttentionSetting) -> float:
     """Time the micro-kernel of this dtype on one thread; 0 without the C++ level."""
+    if setting.device != "cpu":
+        return 0.0
     try:
         library = native.library()
     except native.Unavailable:
@@ -316,13 +333,15 @@ def _tile_gflops(setting: AttentionSetting) -> float:
     return tile_rate(library.handle, kernel)
 
 
-def machine() -> dict[str, Any]:
+def machine(device: str = "cpu") -> dict[str, Any]:
     """Describe the machine that the figures were measured on."""
     try:
         rates = native.library().rates
     except native.Unavailable as reason:
         rates = {"unavailable": str(reason)}  # type: ignore[dict-item]
+    gpu = {} if device == "cpu" else {"gpu": torch.cuda.get_device_name(device)}
     return {
+        **gpu,
         "cpu": cpu_name(),
         "cores": torch.get_num_threads(),
         "capability": torch.backends.cpu.get_cpu_capability(),

@@ -9,7 +9,7 @@
 | heads | odd numbers of heads | one head more, in proportion to the heads |
 | overhead | one query and 64 keys, without gradients | `F.scaled_dot_product_attention` |
 
-All calls but the last are causal and run on `fused_cpu`.
+All calls but the last are causal and run on `fused_cpu`, on a GPU on `triton`.
 """
 
 import dataclasses
@@ -30,7 +30,6 @@ Call = Callable[[], Tensor]
 OVERHEAD = "overhead"
 OVERHEAD_KEYS = 64
 OVERHEAD_CALLS = 200  # per measurement: one call is too short for the clock
-OURS: dict[str, Any] = {"causal": True, "backend": "fused_cpu"}
 
 
 @dataclass(frozen=True)
@@ -122,6 +121,7 @@ def _measure(
                     out.backward(torch.ones_like(out))
             for t in contest.tensors:
                 t.grad = None
+            timing.wait_for(setting.device)
 
         return work
 
@@ -129,7 +129,7 @@ def _measure(
     works |= {name: ready(call) for name, (call, _) in contest.calls.items()}
     gc.collect()
     samples = timing.interleave(works, rounds, tick)
-    peaks = {name: timing.peak_extra_bytes(work) for name, work in works.items()}
+    peaks = {name: timing.peak_extra_bytes(work, setting.device) for name, work in works.items()}
     return [
         Case(
             setting=setting,
@@ -149,19 +149,24 @@ def _measure(
     ]
 
 
+def _ours(setting: AttentionSetting) -> dict[str, Any]:
+    return {"causal": True, "backend": setting.backend}
+
+
 def _divided(ratio: timing.Ratio, share: float) -> timing.Ratio:
     return timing.Ratio(ratio.median / share, ratio.low / share, ratio.high / share)
 
 
 def _padded(setting: AttentionSetting, grad: bool) -> Iterator[Contest]:
+    ours = _ours(setting)
     setting = dataclasses.replace(setting, batch=max(setting.batch, 4))
     _, (q1, k1, q2, k2, v) = inputs(setting, grad)
     B, T = setting.batch, setting.length
-    lengths = torch.linspace(T, T / 2, B).long()[:, None]  # from full to half
-    right = (torch.arange(T) < lengths)[:, None, None, :]
+    lengths = torch.linspace(T, T / 2, B, device=q1.device).long()[:, None]  # from full to half
+    right = (torch.arange(T, device=q1.device) < lengths)[:, None, None, :]
 
     def masked(mask: Tensor | None) -> Call:
-        return lambda: diff_attention(q1, k1, q2, k2, v, LAM, mask=mask, **OURS)
+        return lambda: diff_attention(q1, k1, q2, k2, v, LAM, mask=mask, **ours)
 
     calls = {
         f"right padding, batch of {B}": (masked(right), 1.0),
@@ -171,15 +176,16 @@ def _padded(setting: AttentionSetting, grad: bool) -> Iterator[Contest]:
 
 
 def _packed(setting: AttentionSetting, grad: bool) -> Iterator[Contest]:
+    ours = _ours(setting)
     _, (q1, k1, q2, k2, v) = inputs(setting, grad)
     T = setting.length
 
     def packed(documents: Tensor | None) -> Call:
-        return lambda: diff_attention(q1, k1, q2, k2, v, LAM, documents=documents, **OURS)
+        return lambda: diff_attention(q1, k1, q2, k2, v, LAM, documents=documents, **ours)
 
     calls = {}
     for n in (4, 16):
-        documents = torch.arange(T) * n // T
+        documents = torch.arange(T, device=q1.device) * n // T
         sizes = documents.unique(return_counts=True)[1].tolist()
         visible = sum(pairs(size, size) for size in sizes) / pairs(T, T)
         calls[f"{n} documents"] = (packed(documents), visible)
@@ -188,11 +194,12 @@ def _packed(setting: AttentionSetting, grad: bool) -> Iterator[Contest]:
 
 
 def _window(setting: AttentionSetting, grad: bool) -> Iterator[Contest]:
+    ours = _ours(setting)
     _, (q1, k1, q2, k2, v) = inputs(setting, grad)
     T = setting.length
 
     def windowed(window: int | None, keep_first: int = 0) -> Call:
-        options = {"window": window, "keep_first": keep_first, **OURS}
+        options = {"window": window, "keep_first": keep_first, **ours}
         return lambda: diff_attention(q1, k1, q2, k2, v, LAM, **options)
 
     calls = {}
@@ -213,11 +220,12 @@ def pairs(length: int, window: int) -> int:
 
 
 def _v2(setting: AttentionSetting, grad: bool) -> Iterator[Contest]:
+    ours = _ours(setting)
     (q, k, v), _ = inputs(setting, grad)
     q2 = torch.randn_like(q).requires_grad_(grad)
-    lam = torch.rand(*q.shape[:3], 1).requires_grad_(grad)
-    one_map = lambda: attention(q, k, v, **OURS)  # noqa: E731
-    calls = {"DIFF V2": (lambda: diff_attention(q, k, q2, k, v, lam, **OURS), 1.0)}
+    lam = torch.rand(*q.shape[:3], 1, device=q.device).requires_grad_(grad)
+    one_map = lambda: attention(q, k, v, **ours)  # noqa: E731
+    calls = {"DIFF V2": (lambda: diff_attention(q, k, q2, k, v, lam, **ours), 1.0)}
     yield Contest("our own kernel with one map, same keys", one_map, calls, (q, k, v, q2, lam))
 
 
@@ -225,10 +233,12 @@ ODD_HEADS = (1, 3, 5)
 
 
 def _heads(setting: AttentionSetting, grad: bool) -> Iterator[Contest]:
+    ours = _ours(setting)
+
     def prepared(heads: int) -> tuple[Call, list[Tensor]]:
         _, tensors = inputs(dataclasses.replace(setting, heads=2 * heads), grad)
         q1, k1, q2, k2, v = tensors
-        return lambda: diff_attention(q1, k1, q2, k2, v, LAM, **OURS), tensors
+        return lambda: diff_attention(q1, k1, q2, k2, v, LAM, **ours), tensors
 
     for n in ODD_HEADS:
         (odd, tensors), (even, others) = prepared(n), prepared(n + 1)
@@ -238,17 +248,18 @@ def _heads(setting: AttentionSetting, grad: bool) -> Iterator[Contest]:
 
 
 def _overhead(setting: AttentionSetting, grad: bool) -> Iterator[Contest]:
+    ours = _ours(setting)
     setting = dataclasses.replace(setting, length=OVERHEAD_KEYS, queries=1)
     (q, k, v), (q1, k1, q2, k2, wide_v) = inputs(setting, grad)
-    lam, twin = torch.tensor(LAM), torch.randn_like(q)
-    tokens = torch.arange(OVERHEAD_KEYS) > 7
+    lam, twin = torch.tensor(LAM, device=q.device), torch.randn_like(q)
+    tokens = torch.arange(OVERHEAD_KEYS, device=q.device) > 7
     mask = tokens.expand(setting.batch, 1, 1, -1)
     calls = {
-        "one map": (lambda: attention(q, k, v, **OURS), 1.0),
-        "DIFF V1": (lambda: diff_attention(q1, k1, q2, k2, wide_v, lam, **OURS), 1.0),
-        "DIFF V2": (lambda: diff_attention(q, k, twin, k, v, lam, **OURS), 1.0),
+        "one map": (lambda: attention(q, k, v, **ours), 1.0),
+        "DIFF V1": (lambda: diff_attention(q1, k1, q2, k2, wide_v, lam, **ours), 1.0),
+        "DIFF V2": (lambda: diff_attention(q, k, twin, k, v, lam, **ours), 1.0),
         "DIFF V1, padded": (
-            lambda: diff_attention(q1, k1, q2, k2, wide_v, lam, mask=mask, **OURS),
+            lambda: diff_attention(q1, k1, q2, k2, wide_v, lam, mask=mask, **ours),
             1.0,
         ),
     }

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from antiphase.benchmarks.attention import FUSED, STANDARD, STANDARD_FP32, Cell
+from antiphase.benchmarks.attention import FUSED, FUSED_GPU, STANDARD, STANDARD_FP32, Cell
 from antiphase.benchmarks.attention_cases import OVERHEAD, Case
 from antiphase.benchmarks.model import BASELINE, Comparison
 from antiphase.benchmarks.timing import Ratio
@@ -26,7 +26,9 @@ def machine_lines(about: dict[str, Any]) -> list[str]:
         f"{name} {rate:.0f}" if isinstance(rate, float) else str(rate)
         for name, rate in about["micro_kernels_gflops"].items()
     )
+    gpu = [about["gpu"]] if "gpu" in about else []
     lines = [
+        *gpu,
         f"{about['cpu']}, {about['capability']}, torch {about['torch']}",
         f"micro-kernels, GFLOP/s of a tile on one thread: {rates}",
     ]
@@ -54,7 +56,7 @@ def cell_table(cell: Cell) -> Table:
         table.add_row(Text(title, style="bold"))
         for row in rows:
             baseline = row.name in (STANDARD, STANDARD_FP32)
-            style = "green" if row.name == FUSED else "dim" if baseline else None
+            style = "green" if row.name in (FUSED, FUSED_GPU) else "dim" if baseline else None
             table.add_row(
                 row.name,
                 _quartiles(row.wall),
@@ -204,7 +206,7 @@ def plot(cells: list[Cell], path: Path) -> None:
                 if (c.setting.dtype, c.setting.threads, r.backward, r.name)
                 == (dtype, threads, backward, name)
             )
-            width = 2.6 if name == FUSED else 1.2
+            width = 2.6 if name in (FUSED, FUSED_GPU) else 1.2
             axis.plot(*zip(*points, strict=True), marker=markers[name], label=name, linewidth=width)
         part = "forward + backward" if backward else "forward"
         axis.set_title(f"{dtype}, {threads} thread(s), {part}", fontsize=9)

@@ -77,8 +77,23 @@ def seconds(samples: list[Sample], clock: str) -> float:
     return float(statistics.median(getattr(sample, clock) for sample in samples))
 
 
-def peak_extra_bytes(work: Work) -> int | None:
-    """Return by how much resident memory rises while `work` runs; None where it is not reported."""
+def wait_for(device: str) -> None:
+    """Wait until a GPU has done what it was given; nothing to wait for on a CPU."""
+    if device != "cpu":
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
+def peak_extra_bytes(work: Work, device: str = "cpu") -> int | None:
+    """Return by how much the memory in use rises while `work` runs; None where it is not reported.
+
+    Args:
+        work: What to run.
+        device: On a GPU, its allocated memory; otherwise the resident memory of this process.
+    """
+    if device != "cpu":
+        return _gpu_peak(work, device)
     status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)  # else reused memory, freed before, would not count
@@ -91,6 +106,15 @@ def peak_extra_bytes(work: Work) -> int | None:
     peak = _status_bytes(status, "VmHWM")
     del result
     return peak - before
+
+
+def _gpu_peak(work: Work, device: str) -> int:
+    import torch
+
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    work()
+    return int(torch.cuda.max_memory_allocated(device)) - before
 
 
 def available_bytes() -> int | None:

@@ -59,6 +59,9 @@ def bench_attention(
     rows: Annotated[
         str, typer.Option(help=f"what to measure, separated by commas: {', '.join(ROWS)}, or all")
     ] = ",".join(ROWS[:-1]),
+    device: Annotated[
+        str, typer.Option(help="cpu, or cuda (also for ROCm) to measure the Triton kernels")
+    ] = "cpu",
     rounds: Rounds = 7,
     out: OutFile = None,
     plot: Annotated[
@@ -71,14 +74,16 @@ def bench_attention(
 
     Rows: `standard` is that comparison. `padded`, `packed`, `window`, `v2`, `heads` (odd numbers)
     and `overhead` (one query, 64 keys) compare calls of real batches with what they should cost.
-    `long` is the first comparison with 32k and 64k keys, 2 heads and 3 rounds.
+    `long` is the first comparison with 32k and 64k keys, 2 heads and 3 rounds. On a GPU, outputs
+    and gradients are checked before anything is timed.
     """
     chosen = list(ROWS) if rows == "all" else [name.strip() for name in rows.split(",")]
     for name in chosen:
         require_one_of(ROWS, rows=name)
     for name in dtype:
         require_one_of(("fp32", "bf16", "fp16"), dtype=name)
-    threads = threads or sorted({1, os.cpu_count() or 1})
+    require_one_of(("cpu", "cuda"), device=device)
+    threads = threads or sorted({1, os.cpu_count() or 1} if device == "cpu" else {1})
     require_at_least(
         1, length=min(length), rounds=rounds, width=width, batch=batch, threads=min(threads)
     )
@@ -98,10 +103,12 @@ def bench_attention(
 
     from antiphase.benchmarks import attention, attention_cases, report
 
-    output, about = _begin(quiet, as_json)
+    if device != "cpu":
+        _check_gpu(device, dtype)
+    output, about = _begin(quiet, as_json, device)
     output.note(f"{', '.join(chosen)}; median of {rounds} interleaved rounds, wall and CPU time")
     settings = [
-        attention.AttentionSetting(d, n, t, queries, heads, width, batch, causal)
+        attention.AttentionSetting(d, n, t, queries, heads, width, batch, causal, device)
         for d in dtype
         for t in threads
         for n in length
@@ -309,14 +316,75 @@ def bench_gpu_roofline(
     output.json([dict(zip(columns, row, strict=True)) for row in rows])
 
 
-def _begin(quiet: bool, as_json: bool) -> tuple[Output, dict[str, Any]]:
+@bench.command("gpu-static")
+def bench_gpu_static(
+    architecture: Annotated[
+        Optional[list[str]],
+        typer.Option(help="sm_80, sm_90, sm_100 or gfx942; repeat for several; default: all"),
+    ] = None,
+    processes: Annotated[int, typer.Option(help="number of compilers at once")] = 2,
+    out: Annotated[
+        Optional[Path], typer.Option("--out", help="also write the table (Markdown or JSON)")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compile the Triton kernels for GPUs, without one: registers, spills, shared memory.
+
+    Takes an hour of CPU time the first time; results are kept until the kernels change. Fails if a
+    variant spills registers or does its products without tensor cores.
+    """
+    require_at_least(1, processes=processes)
+    require_packages("bench gpu-static", "gpu", "triton")
+    require_output_file("--out", out, (".md", ".json"))
+    from rich.progress import Progress
+
+    from antiphase.benchmarks import gpu_static
+
+    for name in architecture or ():
+        require_one_of(gpu_static.ARCHITECTURES, architecture=name)
+    output = Output(quiet=quiet, as_json=as_json)
+    chosen = list(gpu_static.variants(architecture or gpu_static.ARCHITECTURES))
+    with Progress(console=output.progress, transient=True) as progress:
+        bar = progress.add_task("compiling", total=len(chosen))
+        found = gpu_static.compile_all(chosen, processes, lambda: progress.advance(bar))
+    page = gpu_static.as_markdown(found)
+    output.note(page)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(page if out.suffix == ".md" else json.dumps(gpu_static.as_json(found)))
+        output.wrote(out)
+    output.json(gpu_static.as_json(found))
+    faults = sum(bool(c.faults) for c in found)
+    if faults:
+        raise ValueError(f"{faults} of {len(found)} variants have faults; see the table's end")
+
+
+def _check_gpu(device: str, dtypes: list[str]) -> None:
+    """Raise unless there is a GPU on which the Triton kernels give what `sdpa` gives."""
+    import torch
+
+    from antiphase.benchmarks.attention import DTYPES
+
+    require_packages("--device cuda", "gpu", "triton")
+    if not torch.cuda.is_available():
+        raise ValueError("--device: got cuda, but PyTorch finds no GPU here")
+    from antiphase.ops.triton.self_check import check
+
+    for name in dtypes:
+        reason = check(torch.device(device), DTYPES[name])
+        if reason is not None:
+            raise ValueError(f"the Triton kernels are wrong on this GPU in {name}: {reason}")
+
+
+def _begin(quiet: bool, as_json: bool, device: str = "cpu") -> tuple[Output, dict[str, Any]]:
     """Return where to print, and the machine, which is printed first."""
     from antiphase.benchmarks.attention import machine
     from antiphase.benchmarks.report import machine_lines
     from antiphase.cpu import guard_bf16
 
     guard_bf16()
-    output, about = Output(quiet=quiet, as_json=as_json), machine()
+    output, about = Output(quiet=quiet, as_json=as_json), machine(device)
     for line in machine_lines(about):
         output.note(line)
     return output, about

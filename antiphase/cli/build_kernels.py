@@ -1,10 +1,11 @@
 """`antiphase build-kernels`: compile the C++ kernels ahead of their first use."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Optional
 
 import typer
 
-from antiphase.cli.options import Quiet
+from antiphase.cli.options import Quiet, require_packages
 from antiphase.cli.output import Output
 
 
@@ -12,12 +13,26 @@ def build_kernels(
     force: Annotated[
         bool, typer.Option("--force", help="test again and, unless prebuilt, build again")
     ] = False,
+    hub: Annotated[
+        Optional[Path],
+        typer.Option(help="write the Triton kernels here, as Hugging Face's `kernels` loads them"),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Build the C++ kernels, unless they came prebuilt, and test them on this machine."""
+    """Build the C++ kernels, unless they came prebuilt, and test them on this machine.
+
+    With --hub: write the Triton kernels as a repository for the package `kernels` instead.
+    """
+    output = Output(quiet=quiet)
+    if hub is not None:
+        require_packages("--hub", "gpu", "triton")
+        from antiphase.ops.triton.hub_layout import write_kernel_repository
+
+        for folder in write_kernel_repository(hub):
+            output.wrote(folder)
+        return
     from antiphase.ops.fused_cpu import native
 
-    output = Output(quiet=quiet)
     try:
         library = native.prepare(force=force)
     except native.Unavailable as reason:

@@ -39,7 +39,7 @@ def findings() -> dict[str, str]:
     try:
         library = native.library()
     except native.Unavailable as reason:
-        return found | {"fused_cpu": f"Python level: {reason}"}
+        return found | {"fused_cpu": f"Python level: {reason}"} | gpu_findings()
     rates = ", ".join(
         f"{name} {rate:.0f}" if rate else f"{name} unavailable"
         for name, rate in library.rates.items()
@@ -48,4 +48,31 @@ def findings() -> dict[str, str]:
         "fused_cpu": f"C++ level, {library.origin}: {library.path}",
         "rates": f"{rates} (GFLOP/s of a tile, one thread)",
         "bf16 runs": f"on {KERNELS[library.bf16_kernel]} ({native.PIN} changes it)",
+        **gpu_findings(),
     }
+
+
+def gpu_findings() -> dict[str, str]:
+    """Return what there is for GPUs: Triton, the kernels, and how they did on each device."""
+    import importlib.metadata
+
+    import torch
+
+    from antiphase.ops.triton import coverage, self_check
+
+    if not coverage.INSTALLED:
+        return {"triton": "not installed; on a machine with a GPU: pip install 'antiphase[gpu]'"}
+    found = {
+        "triton": f"{importlib.metadata.version('triton')}; kernels interpreted, and compiled for "
+        "sm_80, sm_90, sm_100 and gfx942; no GPU had run them when they were published",
+    }
+    if not torch.cuda.is_available():
+        return found | {"gpu": "none here"}
+    for i in range(torch.cuda.device_count()):
+        results = []
+        for dtype in coverage.DTYPES:
+            reason = self_check.failure(torch.device("cuda", i), dtype)
+            name = str(dtype).removeprefix("torch.")
+            results.append(f"{name} {'works' if reason is None else f'fails ({reason})'}")
+        found[f"gpu {i}"] = f"{torch.cuda.get_device_name(i)}: {', '.join(results)}"
+    return found

@@ -1,7 +1,7 @@
 """Choose a backend for a call: `auto` decides by device, shape and dtype, and can say why.
 
-A backend is a module with `forward(Arguments) -> Tensor`. To add one (Triton, say), write one file
-beside this one and add it to `BACKENDS`; if `auto` should use it, add a line to `choose`.
+A backend is a module with `forward(Arguments) -> Tensor`. To add one, write one file beside this
+one and add it to `BACKENDS`; if `auto` should use it, add a line to `choose`.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from antiphase.ops import fused_cpu, reference, sdpa
+from antiphase.ops import fused_cpu, reference, sdpa, triton
 from antiphase.ops.arguments import Arguments, without_autocast
 from antiphase.ops.fused_cpu.eager import is_exporting, transforms_active
 
@@ -22,7 +22,12 @@ class Backend(Protocol):
         ...
 
 
-BACKENDS: dict[str, Backend] = {"reference": reference, "sdpa": sdpa, "fused_cpu": fused_cpu}
+BACKENDS: dict[str, Backend] = {
+    "reference": reference,
+    "sdpa": sdpa,
+    "fused_cpu": fused_cpu,
+    "triton": triton,
+}
 AUTO = "auto"
 
 
@@ -49,19 +54,34 @@ def choose(args: Arguments, backend: str = AUTO) -> str:
             f"backend: 'fused_cpu' needs CPU tensors, q1 is on {args.q1.device}; "
             "use 'auto' or 'sdpa'"
         )
-    if backend == "fused_cpu" and transforms_active():
+    if backend in ("fused_cpu", "triton") and transforms_active():
         raise ValueError(
-            "backend: 'fused_cpu' supports neither forward-mode AD nor the transforms of "
+            f"backend: {backend!r} supports neither forward-mode AD nor the transforms of "
             "torch.func (grad, vjp, jvp, vmap, jacrev); use 'auto' or 'reference'"
         )
+    if backend == "triton" and (reason := triton.uncovered(args)) is not None:
+        raise ValueError(f"backend: 'triton' cannot run this call: {reason}; use 'auto'")
     if backend != AUTO:
         return backend
     if transforms_active():
         return "reference"
     if cpu and not is_exporting():
         return "fused_cpu"
+    if _why_not_triton(args) is None:
+        return "triton"
     # SDPA has neither dropout with one mask for both maps nor a soft-cap.
     return "reference" if args.dropout or args.softcap else "sdpa"
+
+
+def _why_not_triton(args: Arguments) -> str | None:
+    """Say why `auto` does not choose Triton; None if it does, which is on a GPU only."""
+    if args.q1.device.type != "cuda":
+        return f"q1 is on {args.q1.device.type}"
+    if is_exporting():
+        return "a program is exported"
+    if sdpa.is_one_flash_call(args):
+        return "both maps are one call of a flash kernel"
+    return triton.why_not(args)
 
 
 def explain(args: Arguments, backend: str = AUTO) -> Choice:
@@ -69,6 +89,8 @@ def explain(args: Arguments, backend: str = AUTO) -> Choice:
     name = choose(args, backend)
     where = "while exporting" if is_exporting() else f"on {args.q1.device.type}"
     reason = "requested" if backend != AUTO else f"auto chooses it {where}"
+    if args.q1.device.type == "cuda" and backend == AUTO and name != "triton":
+        reason += f"; not triton, because {_why_not_triton(args)}"
     if name != "fused_cpu":
         return Choice(name, None, reason)
     level, why = fused_cpu.choose_level(args)

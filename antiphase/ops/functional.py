@@ -69,7 +69,7 @@ def diff_attention(
         softcap: Scores s become softcap * tanh(s / softcap), before the mask.
         scale: Factor of the signal scores, default d**-0.5.
         scale2: Factor of the noise scores, default d2**-0.5.
-        backend: "auto", "reference", "sdpa" or "fused_cpu".
+        backend: "auto", "reference", "sdpa", "fused_cpu" or "triton".
 
     Returns:
         The output [B, H, Tq, dv], in the dtype of `v`, also under autocast.
@@ -192,7 +192,7 @@ def attention(
             PyTorch's generator.
         softcap: Scores s become softcap * tanh(s / softcap), before the mask.
         scale: Factor of the scores, default d**-0.5.
-        backend: "auto", "reference", "sdpa" or "fused_cpu".
+        backend: "auto", "reference", "sdpa", "fused_cpu" or "triton".
 
     Returns:
         The output [B, H, Tq, dv], in the dtype of `v`, also under autocast.
@@ -415,7 +415,7 @@ def backend_for(
         softcap: Scores s become softcap * tanh(s / softcap), before the mask.
         scale: Factor of the signal scores, default d**-0.5.
         scale2: Factor of the noise scores, default d2**-0.5.
-        backend: "auto", "reference", "sdpa" or "fused_cpu".
+        backend: "auto", "reference", "sdpa", "fused_cpu" or "triton".
 
     Returns:
         The backend, its level ("c++" or "python", for "fused_cpu") and the reason.

@@ -3,11 +3,13 @@
 Flash kernels need queries, keys and values of one width; otherwise PyTorch silently materialises
 the attention map. So q and k or v are padded with zeros to the wider of the two: scores do not
 change, and the extra output channels are dropped. Two padded calls cost less than four calls over
-halves of V.
+halves of V. Maps that share their keys (DIFF V2) are one call with twice the query heads.
 
 Windows and documents become masks. SDPA has no soft-cap, and its dropout would draw a mask for each
 map, so these calls take the formula of `reference`.
 """
+
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -28,11 +30,48 @@ def forward(args: Arguments) -> Tensor:
     if masked or (causal and args.q1.shape[2] != args.k1.shape[2]):
         mask, empty = _mask_and_empty_rows(args)
         causal = False
-    outputs = [_one_map(args, q, k, scale, mask, causal) for q, k, scale in args.pairs]
+    if _share_all_but_queries(args):
+        outputs = list(_two_maps_in_one_call(args, mask, causal))
+    else:
+        outputs = [_one_map(args, q, k, scale, mask, causal) for q, k, scale in args.pairs]
     out = outputs[0]
     if args.lam is not None:
         out = (out - args.lam * outputs[1]).to(args.v.dtype)
     return out if empty is None else out.masked_fill(empty, 0.0)
+
+
+def is_one_flash_call(args: Arguments) -> bool:
+    """Tell whether a flash kernel computes both maps in one call (DIFF V2) on a GPU."""
+    Tq, Tk = args.q1.shape[2], args.k1.shape[2]
+    unmasked = args.mask is None and args.documents is None and not args.window
+    return (
+        _share_all_but_queries(args)
+        and unmasked
+        and not (args.softcap or args.dropout)
+        and (not args.causal or Tq in (1, Tk))
+        and args.q1.dtype in (torch.bfloat16, torch.float16)
+        and args.q1.shape[3] == args.v.shape[3]
+    )
+
+
+def _share_all_but_queries(args: Arguments) -> bool:
+    """Tell whether both maps have the same keys, number of heads and scale."""
+    q2 = args.q2
+    same = q2 is not None and args.k2 is None and q2.shape == args.q1.shape
+    return same and args.scale1 == args.scale2 and args.sink is None
+
+
+def _two_maps_in_one_call(args: Arguments, mask: Tensor | None, causal: bool) -> tuple[Tensor, ...]:
+    """Return both maps applied to V, as twice the query heads.
+
+    The queries of a pair are adjacent, so that both belong to the same key and value head.
+    """
+    assert args.q2 is not None
+    q = torch.stack([args.q1, args.q2], dim=2).flatten(1, 2)  # [B, 2H, Tq, d]
+    if mask is not None and mask.shape[1] != 1:
+        mask = mask.repeat_interleave(2, dim=1)
+    both = replace(args, q1=q, q2=None, lam=None)
+    return _one_map(both, q, args.k1, args.scale1, mask, causal).unflatten(1, (-1, 2)).unbind(2)
 
 
 def _mask_and_empty_rows(args: Arguments) -> tuple[Tensor, Tensor]:
@@ -61,7 +100,8 @@ def _one_map(
     q, v = repeat_heads(q, H), args.v
     # Only the CPU flash kernel groups heads in every case. On CUDA, `enable_gqa` with a mask or in
     # fp32 falls back to a materialised map. Exporters may not know it.
-    grouped = q.device.type == "cpu" and args.sink is None and k.shape[1] == v.shape[1]
+    flash = mask is None and q.dtype in (torch.bfloat16, torch.float16)
+    grouped = (q.device.type == "cpu" or flash) and args.sink is None and k.shape[1] == v.shape[1]
     grouped = grouped and not is_exporting()
     if not grouped:
         k, v = repeat_heads(k, H), repeat_heads(v, H)

@@ -4,11 +4,31 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from antiphase.ops.fused_cpu import native
 from tests.cli.runner import invoke, save_model
 
 SMALL = ["--length", "64", "--heads", "2", "--width", "8", "--rounds", "2", "--threads", "1"]
+
+
+def test_doctor_says_that_no_gpu_ran_the_kernels():
+    printed = " ".join(invoke("doctor").stdout.split())
+    assert "no GPU had run them" in printed or "pip install 'antiphase[gpu]'" in printed
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_bench_on_a_gpu_that_is_not_there():
+    result = invoke("bench", "attention", "--device", "cuda", "--rows", "standard")
+    assert result.exit_code != 0
+    assert "finds no GPU here" in result.output or "needs triton" in result.output
+
+
+def test_kernels_as_a_repository(tmp_path):
+    pytest.importorskip("triton", reason="triton is not installed")
+    assert invoke("build-kernels", "--hub", str(tmp_path)).exit_code == 0
+    assert (tmp_path / "build" / "torch-cuda" / "metadata.json").is_file()
+    assert (tmp_path / "build" / "torch-rocm" / "forward.py").is_file()
 
 
 def test_doctor_names_the_level(cxx):

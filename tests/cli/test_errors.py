@@ -108,7 +108,10 @@ def run_listings(*lines: str) -> None:
 def test_help_and_listings_import_neither_torch_nor_transformers():
     commands = "show generate task train compare analyze maps lab unchain import-weights doctor"
     commands += " build-kernels serve"
-    benches = [f"bench {name} --help" for name in ("attention", "model", "training", "adapter")]
+    benches = [
+        f"bench {name} --help"
+        for name in ("attention", "model", "training", "adapter", "gpu-static")
+    ]
     listings = ["task --list", "train --list", "unchain --list", "task --list --json"]
     run_listings(
         "--help", "--version", *(f"{c} --help" for c in commands.split()), *benches, *listings

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from antiphase.ops import reference
 from antiphase.ops.arguments import Arguments, statistics_dtype
+from antiphase.ops.flops import attention_flops
 from antiphase.ops.fused_cpu import abi, blocks, native
 from antiphase.ops.fused_cpu.checks import check_gradient_sizes, check_sizes, check_transforms
 from antiphase.ops.fused_cpu.decode import decode
@@ -266,25 +267,11 @@ def _(info, in_dims, *args):  # type: ignore[no-untyped-def]
     )
 
 
-def _flops(q1: torch.Size, q2: torch.Size | None, v: torch.Size, products: tuple[int, int]) -> int:
-    """Count two FLOPs per multiply-add over the complete map, as PyTorch does for its attention.
-
-    `products`: the number of products with the width of the scores and with the width of V.
-    """
-    B, H, Tq, d = q1
-    Tk, dv = v[2:]
-    score, value = products
-    flops = B * H * Tq * Tk * (d * score + dv * value)
-    if q2 is not None:
-        flops += B * q2[1] * Tq * Tk * q2[3] * score
-    return 2 * flops
-
-
 @register_flop_formula([torch.ops.antiphase.fused_attention, torch.ops.antiphase.decode])
 def _(q1, k1, q2, k2, v, *args, **kwargs):  # type: ignore[no-untyped-def]
-    return _flops(q1, q2, v, (1, 1))
+    return attention_flops(q1, q2, v, (1, 1))
 
 
 @register_flop_formula(torch.ops.antiphase.fused_attention_backward)
 def _(dout, stats, q1, k1, q2, k2, v, *args, **kwargs):  # type: ignore[no-untyped-def]
-    return _flops(q1, q2, v, (3, 2))
+    return attention_flops(q1, q2, v, (3, 2))
