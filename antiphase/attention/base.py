@@ -12,7 +12,6 @@ transformers (SDPA, flash attention, flex attention, a server's own): `function_
 queries, keys and values, `function_output` the output of each head.
 """
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -20,6 +19,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from antiphase.attention.constructor_checks import (
+    check_heads,
+    check_masking,
+    check_ranges,
+    check_supported,
+)
 from antiphase.attention.heads import Cache, Heads, Inputs, Rotary
 from antiphase.attention.masking import Masking
 from antiphase.ops import rotary_table
@@ -89,29 +94,15 @@ class Attention(nn.Module, ABC):
     ) -> None:
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        _check_heads(hidden_size, num_heads, num_kv_heads, head_dim)
+        check_heads(hidden_size, num_heads, num_kv_heads, head_dim)
         self.hidden_size, self.num_heads, self.num_kv_heads = hidden_size, num_heads, num_kv_heads
         self.head_dim = hidden_size // num_heads if head_dim is None else head_dim
         self.layer, self.bias, self.eps, self.rope_theta = layer, bias, eps, rope_theta
-        _check_ranges(self.head_dim, layer, eps, rope_theta)
+        check_ranges(self.head_dim, layer, eps, rope_theta)
         self.window, self.keep_first = window, keep_first
         self.dropout, self.softcap = dropout, softcap
-        _check_masking(window, keep_first, dropout, softcap)
-        if self.running_state and window is not None:
-            raise ValueError(
-                f"window: got {window}, but {self.name} keeps a running state over all "
-                "tokens, from which none can be taken out again; leave window out"
-            )
-        if softcap is not None and not self.has_softmax:
-            raise ValueError(
-                f"softcap: got {softcap}, but {self.name} has no softmax whose scores it could "
-                "bound; leave it out"
-            )
-        if dropout and not self.has_maps:
-            raise ValueError(
-                f"dropout: got {dropout}, but {self.name} has no attention map whose weights it "
-                "could drop; leave it out"
-            )
+        check_masking(window, keep_first, dropout, softcap)
+        check_supported(self)
         self.options: Any = build(f"mechanism {self.name!r}", self.Options, options)
         self.build()
         self.scaling = self.head_dim**-0.5
@@ -417,44 +408,3 @@ def _four_dimensions(mask: Tensor, B: int, Tk: int) -> Tensor:
             f"{[B, Tk]}, or 4 dimensions that broadcast to [B, heads, T, Tk]"
         )
     return mask
-
-
-def _check_ranges(head_dim: int, layer: int, eps: float, rope_theta: float | None) -> None:
-    if head_dim < 1:
-        raise ValueError(f"head_dim: got {head_dim}, expected at least 1")
-    if layer < 0:
-        raise ValueError(f"layer: got {layer}, expected 0 for the first")
-    if eps <= 0 or (rope_theta is not None and rope_theta <= 0):
-        raise ValueError(f"eps, rope_theta: got {eps}, {rope_theta}, expected numbers above 0")
-
-
-def _check_masking(
-    window: int | None, keep_first: int, dropout: float, softcap: float | None
-) -> None:
-    if window is not None and window < 1:
-        raise ValueError(f"window: got {window}, expected at least 1, or None for no window")
-    if keep_first < 0 or (keep_first and window is None):
-        raise ValueError(
-            f"keep_first: got {keep_first} with window={window}, expected at least 0, and above 0 "
-            "only with a window"
-        )
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout: got {dropout}, expected a probability, 0 <= dropout < 1")
-    if softcap is not None and not 0 < softcap < math.inf:
-        raise ValueError(f"softcap: got {softcap}, expected a number above 0, or None for no cap")
-
-
-def _check_heads(hidden: int, heads: int, kv_heads: int, head_dim: int | None) -> None:
-    for what, n in {"hidden_size": hidden, "num_heads": heads, "num_kv_heads": kv_heads}.items():
-        if n < 1:
-            raise ValueError(f"{what}: got {n}, expected at least 1")
-    if head_dim is None and hidden % heads:
-        raise ValueError(
-            f"num_heads: {heads} heads do not divide a hidden size of {hidden}; change one of them "
-            "or give head_dim"
-        )
-    if heads % kv_heads:
-        raise ValueError(
-            f"num_kv_heads: {kv_heads} key/value heads do not divide {heads} heads; "
-            f"divisors are {', '.join(str(n) for n in range(1, heads + 1) if heads % n == 0)}"
-        )

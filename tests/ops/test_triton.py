@@ -89,6 +89,11 @@ def test_auto_says_why_not_triton(gpu, reason: str):
         diff_attention(*draw(**shape), causal=True, backend="triton", **options)
 
 
+def test_a_batch_with_too_many_heads(gpu):
+    q, v = (torch.empty(40_000, 2, 8, n, dtype=torch.bfloat16, device="cuda") for n in (16, 32))
+    assert "65535 heads" in backend_for(q, q, q, torch.empty_like(q), v, 0.5).reason
+
+
 def test_auto_takes_triton_on_a_gpu(gpu):
     assert backend_for(*draw(), causal=True).backend == "triton"
     assert backend_for(*draw(torch.float16, Tq=1), causal=True, window=5).backend == "triton"

@@ -14,6 +14,7 @@ from antiphase.ops.arguments import Arguments
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MOST_D, MOST_DV = 128, 256
+MOST_PROGRAMS = 65535  # along the second axis of CUDA's grid: heads times batch size
 LEAST_CAPABILITY = (8, 0)
 INSTALLED = importlib.util.find_spec("triton") is not None  # imports nothing
 
@@ -30,6 +31,8 @@ def uncovered(args: Arguments) -> str | None:
             return f"heads are wider than {MOST_D} channels ({name} = {width})"
     if args.v.shape[3] > MOST_DV:
         return f"values are wider than {MOST_DV} channels (dv = {args.v.shape[3]})"
+    if args.q1.shape[0] * args.q1.shape[1] > MOST_PROGRAMS:
+        return f"there are more than {MOST_PROGRAMS} heads in the batch"
     if args.dropout:
         return "dropout is not supported"
     if args.softcap:
