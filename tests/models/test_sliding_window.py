@@ -48,6 +48,8 @@ def test_the_maps_end_at_the_window(name, window):
 def test_cached_decoding_is_the_full_forward(name, window):
     for types in (None, MIXED):
         net, ids = model(name, sliding_window=window, layer_types=types), token_ids()
+        if name == "threshold":  # its norm enlarges the rounding of weights near the threshold
+            net = net.double()
         want = net(ids, use_cache=False).logits
         for ends in ([*range(1, 20)], [7, 8, 19], [1, 12, 19]):
             got = stepwise(net, ids, ends, DynamicCache(config=net.config))
