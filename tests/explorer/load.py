@@ -4,7 +4,8 @@
     python -m tests.explorer.load --clients 2 --seconds 3600 --pause 2    # a soak
 
 Every client draws states at random (model, example, lam, edits, head), waits for the answer and
-pauses. The first part is warm-up, in which the server's cache fills.
+pauses. The first part is warm-up, in which the server's cache fills: at least so many seconds, and
+as long as it takes for `WARM_REQUESTS`.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 SHOW_EVERY = 300  # seconds
+WARM_REQUESTS = 2000  # after so many, cache and heap have their size
 
 
 @dataclass
@@ -111,7 +113,9 @@ def run(clients: int, seconds: float, warm_up: float, pause: float, most: int = 
         threads = [threading.Thread(target=client, args=given) for given in arguments]
         for thread in threads:
             thread.start()
-        time.sleep(warm_up)
+        warm = time.monotonic() + warm_up
+        while time.monotonic() < warm or sum(outcome.statuses.values()) < WARM_REQUESTS:
+            time.sleep(1)
         early = dict(outcome.statuses)
         outcome.warm, end = memory(server.pid), time.monotonic() + seconds
         outcome.statuses.clear()
