@@ -100,10 +100,13 @@ def _shown(explored: ExploredModel, m: LayerMaps, edits: Edits, layer: int) -> L
         same = m.signal is m.difference
         signal = m.signal[:1]
         return LayerMaps(signal, signal if same else m.difference[:1])
-    signal, lam = m.signal[:1], edits.factor(layer) * m.lam[:1]
+    f, signal, lam = edits.factor(layer), m.signal[:1], m.lam[:1]
     noise = edits.noise(m.noise, layer)[:1]
+    maps = {"signal": signal, "noise": f * noise, "lam": lam}  # f is one of the noise term alone
+    if m.integral is not None:
+        maps["integral"] = m.integral[:1]
     attention = explored.model.model.attention_layers[layer]
-    return LayerMaps(signal, attention.applied_map(signal - lam * noise), noise, lam)
+    return LayerMaps(signal, attention.applied_map(maps), noise, f * lam)
 
 
 @contextlib.contextmanager

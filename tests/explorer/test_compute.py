@@ -9,7 +9,7 @@ import torch
 
 from antiphase.analysis import capture, ground_truth
 from antiphase.analysis.head_metrics import head_metrics
-from antiphase.attention import MECHANISMS
+from antiphase.attention import MECHANISMS, mechanism
 from antiphase.explorer.compute import (
     SupersededError,
     compute,
@@ -250,6 +250,10 @@ def test_every_mechanism_can_be_explored(name):
     """Also those that mix sequences, keep a running sum, or change the map after the difference."""
     explored = ExploredModel(ModelEntry(name, name), tiny(name).eval(), None, None)
     sequence = sequence_of(explored, None, Drawn())
+    if not mechanism(name).has_maps:
+        with pytest.raises(ValueError, match=f"{name} has no attention maps"):
+            compute(explored, sequence, Edits())
+        return
     before = compute(explored, sequence, Edits())
     for layer, m in enumerate(before.layers):
         found = head_payload(before, sequence, layer, m.signal.shape[1] - 1)
