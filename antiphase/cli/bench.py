@@ -331,7 +331,7 @@ def bench_gpu_static(
 ) -> None:
     """Compile the Triton kernels for GPUs, without one: registers, spills, shared memory.
 
-    Takes an hour of CPU time the first time; results are kept until the kernels change. Fails if a
+    Takes tens of minutes the first time; results are kept until the kernels change. Fails if a
     variant spills registers or does its products without tensor cores.
     """
     require_at_least(1, processes=processes)

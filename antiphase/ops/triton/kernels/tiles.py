@@ -139,7 +139,7 @@ TILES = {
     ("gfx942", 32, "forward"): _by_width(*[Tile(64, 32, 8, 1, _KEEP)] * 4),
     ("gfx942", 32, "dq"): _by_width(*[Tile(32, 32, 4, 1, _KEEP)] * 4),
     ("gfx942", 32, "dkv"): _by_width(*[Tile(16, 32, 4, 1, _KEEP)] * 4),
-    ("gfx942", 32, "decode"): _by_width(*[Tile(32, 32, 8, 1, _KEEP)] * 4),
+    ("gfx942", 32, "decode"): _by_width(*[Tile(32, 16, 4, 1, _KEEP)] * 4),
     # tf32x3 holds each operand twice: these spill (docs/results/gpu-static.md).
     **{
         (architecture, 32, kernel): _by_width(*[tile] * 4)
