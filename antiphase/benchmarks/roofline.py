@@ -77,6 +77,9 @@ STANDARD_SPLIT = Form("standard, backward in 2 kernels", (4, 14), (4, 12), (2, 4
 # Both maps are applied to V of width 2d; dP and dV are shared. Training stores A2 V for the
 # gradient of lambda, and the backward pass reads it.
 FUSED = Form("fused, backward in 2 kernels", (6, 14), (4, 13), (2, 4), 1, 1.0, 1)
+# What our kernels do with V wider than 128: the forward pass goes over V once per map, and the
+# second launch reads A2 V to subtract it; the backward pass is the fused one.
+TWO_LAUNCHES = Form("fused, forward in 2 launches", (6, 14), (7, 13), (2, 4), 0, 1.0, 2)
 # Each call reads V. O1 and O2 are written, and a third kernel reads them to write O. Backward: a
 # kernel reads dO and O2 and writes -lambda dO (3); the calls read their Q, K, V, O and dO (8) and
 # write their dQ, dK and dV (4); a sum reads two dV and writes one (3).
@@ -84,7 +87,8 @@ WIDE = Form("2 calls over wide V", (6, 14), (9, 18), (2, 2), 0, 1.5, 3)
 # V in halves, for kernels that need V as wide as K: each map is computed twice, and dQ, dK and dV
 # are sums of two.
 HALVES = Form("4 calls over halves of V", (8, 20), (11, 28), (4, 4), 0, 2.0, 5)
-FORMS = (STANDARD, STANDARD_SPLIT, FUSED, WIDE, HALVES)
+FORMS = (STANDARD, STANDARD_SPLIT, FUSED, TWO_LAUNCHES, WIDE, HALVES)
+WIDEST_FUSED = 128  # of V, in our forward kernel
 WORKLOADS = ("prefill", "training", "decode")
 
 
@@ -173,6 +177,8 @@ def table(shape: Shape) -> list[list[str]]:
         for form in FORMS:
             if workload != "training" and form is STANDARD_SPLIT:
                 continue  # differs in the backward pass alone
+            if form is TWO_LAUNCHES and (workload == "decode" or 2 * shape.width <= WIDEST_FUSED):
+                continue  # one launch
             cells = []
             for gpu in GPUS:
                 base = predict(STANDARD, gpu, shape, workload)
