@@ -7,9 +7,9 @@ with the lowest held-out loss is taken for three runs of the recipe `language-mi
 The long runs are in bf16 (autocast; weights in fp32), for time; the short run with the chosen rate
 is repeated in bf16 to show what that changes.
 
-Results are kept beside the page (`results.jsonl`, one line per finished run), so that the search
-can be continued on another machine: what is there is not run again. The same command without
-anything left to run prints the tables and draws the picture.
+Results are kept beside the page (`results.jsonl`, one line per finished run), so that they
+can be continued on another machine: what is there is not run again. The tables and the picture
+follow at the end; `--tables` gives those of the arms that are done.
 """
 
 import argparse
@@ -139,7 +139,7 @@ def tables(results: dict[Run, dict[str, Any]]) -> str:
     head = ["610 steps", "by seed", "mean [95%]", "minus `standard`, same start, paired [95%]"]
     rows = []
     for arm, values in by_arm.items():
-        base = by_arm["standard" + arm.removeprefix(ARMS[arm][0])]
+        base = by_arm.get("standard" + arm.removeprefix(ARMS[arm][0]), values)
         paired = student_t([a - b for a, b in zip(values, base, strict=True)])
         row = [arm, ", ".join(f"{v:.3f}" for v in values), interval(student_t(values))]
         rows.append([*row, "" if base is values else interval(paired)])
@@ -147,9 +147,14 @@ def tables(results: dict[Run, dict[str, Any]]) -> str:
 
 
 def final_losses(results: dict[Run, dict[str, Any]]) -> dict[str, list[float]]:
-    """Return the losses of the long runs by arm, in the order of the seeds."""
+    """Return the losses of the arms whose long runs are done, in the order of the seeds."""
     runs = final_runs(chosen_rates(results))
-    return {arm: [results[run]["loss"] for run in runs if run.arm == arm] for arm in ARMS}
+    by_arm = {arm: [run for run in runs if run.arm == arm] for arm in ARMS}
+    return {
+        arm: [results[run]["loss"] for run in runs]
+        for arm, runs in by_arm.items()
+        if all(run in results for run in runs)
+    }
 
 
 def interval(value: Interval) -> str:
@@ -178,13 +183,19 @@ def main() -> None:
     """Run what is missing, print the tables, draw the picture."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=Path("runs/language-micro"))
-    out = parser.parse_args().out
+    parser.add_argument("--tables", action="store_true", help="of what is stored; train nothing")
+    options = parser.parse_args()
+    results = stored() if options.tables else run_all(options.out)
+    print(tables(results))
+    draw(final_losses(results))
+
+
+def run_all(out: Path) -> dict[Run, dict[str, Any]]:
+    """Run what is missing: tuning, the check of bf16, the long runs."""
     rates = chosen_rates(run_missing(tuning_runs(), out))
     default = [arm for arm in ARMS if ARMS[arm][1] == "scaled"]
     run_missing([Run("bf16", arm, rates[arm], TUNING_SEED) for arm in default], out)
-    results = run_missing(final_runs(rates), out)
-    print(tables(results))
-    draw(final_losses(results))
+    return run_missing(final_runs(rates), out)
 
 
 if __name__ == "__main__":
