@@ -1,11 +1,11 @@
 """The search behind the default initialisation: starts of a model against its held-out loss.
 
-    python docs/initialisation_search.py
+    python docs/initialisation_search.py             # runs what is missing
+    python docs/initialisation_search.py --tables    # of what is stored
 
 "scaled" and "published" are the values of the config's `initialisation`; every other start changes
 one of the two by factors on some matrices, or by the gain of the head norm. Finished runs are kept
-beside the page (`results.jsonl`), so that another machine can continue; the same command resumes
-the search and prints the tables.
+beside the page (`results.jsonl`), so that another machine can continue.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import torch
 
 from antiphase.attention.parts import HeadNorm
 from antiphase.evaluation import score_answers, score_text
+from antiphase.markdown import markdown_table
 from antiphase.models import AntiphaseForCausalLM, preset
 from antiphase.models.initialisation import normed_rms
 from antiphase.tasks import Language, as_tensors, task
@@ -42,6 +43,7 @@ STARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gain": ("published", {"gain": 1}),
     "W_O, gain": ("published", {"o_proj": DEPTH, "gain": 1}),
     "scaled": ("scaled", {}),
+    "scaled, wide W_O": ("scaled", {"o_proj": "sqrt(2L)"}),
     "scaled, down": ("scaled", {"down_proj": DEPTH}),
     "scaled, wide embedding": ("scaled", {"embed_tokens": "D^-1/2"}),
 }
@@ -105,6 +107,7 @@ def started(job: dict[str, Any], vocab_size: int, fields: dict[str, Any]) -> Ant
     model = AntiphaseForCausalLM(config)
     factors = {
         DEPTH: (2 * config.num_hidden_layers) ** -0.5,
+        "sqrt(2L)": (2 * config.num_hidden_layers) ** 0.5,
         "D^-1/2": config.hidden_size**-0.5 / config.initializer_range,
     }
     for name, module in model.named_modules():
@@ -119,25 +122,41 @@ def started(job: dict[str, Any], vocab_size: int, fields: dict[str, Any]) -> Ant
 def main() -> None:
     """Run what is missing, print the tables."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    path = parser.parse_args().out
-    path.parent.mkdir(parents=True, exist_ok=True)
-    done = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    known = [{k: v for k, v in result.items() if k != "loss"} for result in done]
+    parser.add_argument("--tables", action="store_true", help="of what is stored; train nothing")
+    if not parser.parse_args().tables:
+        run_missing()
+    print(tables(stored()))
+
+
+def stored() -> list[dict[str, Any]]:
+    """Return the results of all finished runs."""
+    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def run_missing() -> None:
+    """Train what has no stored result."""
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    known = [{k: v for k, v in result.items() if k != "loss"} for result in stored()]
     todo = [job for job in jobs() if job not in known]
     with multiprocessing.get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
         for result in pool.imap_unordered(run, todo):
-            done.append(result)
-            with path.open("a") as file:
+            with RESULTS.open("a") as file:
                 file.write(json.dumps(result) + "\n")
             print(result, flush=True)
-    for where, size in dict.fromkeys((d["task"], d["size"]) for d in done):
-        print(f"\n{where}, {size}, {STEPS[size]} steps: held-out loss, mean over seeds")
-        print(f"  {'':24}" + "".join(f"{name:>10}" for name in MECHANISMS))
-        for start in STARTS:
-            cells = [cell(done, where, size, start, name) for name in MECHANISMS]
-            if any(cells):
-                print(f"  {start:24}" + "".join(f"{text:>10}" for text in cells))
+
+
+def tables(done: list[dict[str, Any]]) -> str:
+    """Return one table per task and size, in Markdown."""
+    found = []
+    for where, size in dict.fromkeys((job["task"], job["size"]) for job in jobs()):
+        rows = [
+            [start, *(cell(done, where, size, start, name) for name in MECHANISMS)]
+            for start in STARTS
+        ]
+        title = f"{where}, {size}, {STEPS[size]} steps"
+        found.append(markdown_table([title, *MECHANISMS], [row for row in rows if any(row[1:])]))
+    return "\n\n".join(found)
 
 
 def cell(done: list[dict[str, Any]], where: str, size: str, start: str, attention: str) -> str:
