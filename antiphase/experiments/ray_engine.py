@@ -5,12 +5,20 @@ is in its folder, which all nodes share; a repeated task continues from its last
 """
 
 import queue
+import socket
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
 from antiphase.experiments.engine import Ended, Job, Resources, attempt
 from antiphase.experiments.leases import LEASES, holders, patience
+
+SECONDS_WITHOUT_HEAD = 20  # after which the head counts as lost; Ray's own limit aborts the process
+
+
+class ClusterLostError(OSError):
+    """The head node of the cluster does not answer any more."""
 
 
 class RayEngine:
@@ -32,6 +40,10 @@ class RayEngine:
         self._submitted: dict[Any, tuple[Job, Path]] = {}  # by the reference of its result
         self._ended: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
         self._reserved: dict[Resources, dict[str, float]] = {}
+        self._head = self._ray.get_runtime_context().gcs_address
+        self._next_look = 0.0
+        self._silent_since: float | None = None
+        self._lost = False
 
     @property
     def workers(self) -> int:
@@ -57,7 +69,12 @@ class RayEngine:
         return [jobs[key] for key in held if key in jobs]
 
     def result(self, timeout: float) -> Ended | None:
-        """Return the next job that has ended; None if none has within so many seconds."""
+        """Return the next job that has ended; None if none has within so many seconds.
+
+        Raises:
+            ClusterLostError: the head node does not answer any more.
+        """
+        self._check_head()
         try:
             reference, done = self._ended.get(timeout=timeout)
         except queue.Empty:
@@ -77,8 +94,30 @@ class RayEngine:
         """End all tasks that have not ended; the cluster stays."""
         references = list(self._submitted)
         self._submitted.clear()
+        if self._lost:  # its workers end by themselves, and the calls below would wait for it
+            return
         for reference in references:
             self._ray.cancel(reference, force=True)  # safe: checkpoints are complete at any moment
+
+    def _check_head(self) -> None:
+        """Raise if the head node has not answered for too long; look at most once a second."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + 1
+        host, _, port = self._head.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
+            self._silent_since = None
+        except OSError as error:
+            self._silent_since = self._silent_since or now
+            if now - self._silent_since < SECONDS_WITHOUT_HEAD:
+                return
+            self._lost = True
+            raise ClusterLostError(
+                f"the head of the Ray cluster, {self._head}, does not answer any more ({error}); "
+                "start a head and give the same command again: it continues from the checkpoints"
+            ) from error
 
     def _reservation(self, job: Job) -> dict[str, float]:
         """Return what Ray reserves for a job; no GPU where the cluster has none."""
@@ -103,7 +142,9 @@ def _connected(address: str | None) -> Any:
         raise ValueError("--engine ray needs Ray; pip install 'antiphase[cluster]'") from error
     if not ray.is_initialized():
         try:
-            ray.init(address=address, log_to_driver=False, logging_level="error")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # of Ray, about its own future
+                ray.init(address=address, log_to_driver=False, logging_level="error")
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ValueError(
                 f"--address: got {address!r}, where no Ray cluster answers ({error}); start one "

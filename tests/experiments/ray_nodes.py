@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+ROOT = str(Path(__file__).parents[2])
 LIMIT = float(os.environ.get("ANTIPHASE_TEST_SECONDS", "300"))  # for a node to start
 PORTS = ("dashboard-agent-grpc", "dashboard-agent-listen", "metrics-export", "runtime-env-agent")
 
@@ -79,7 +80,7 @@ def environment() -> dict[str, str]:
     """Return the environment of nodes and studies; a busy machine needs time to start."""
     return {
         **os.environ,
-        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "PYTHONPATH": os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")])),
         "OMP_NUM_THREADS": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_raylet_start_wait_time_s": str(LIMIT),

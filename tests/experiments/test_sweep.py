@@ -59,7 +59,7 @@ def test_a_file_holds_a_grid_or_a_list_of_grids(tmp_path):
     assert found == [("standard", 1e-3), ("diff_v1", 2e-3)]
     for text in ("", "3", "[]", "[1]", "lr: [", "lr: []"):
         path.write_text(text)
-        with pytest.raises(ValueError, match="--sweep: .*grid.yaml"):
+        with pytest.raises(ValueError, match=r"--sweep: .*grid\.yaml"):
             load_sweep(path, Recipe())
 
 
