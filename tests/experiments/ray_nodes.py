@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 ROOT = str(Path(__file__).parents[2])
-LIMIT = float(os.environ.get("ANTIPHASE_TEST_SECONDS", "300"))  # for a node to start
+LIMIT = int(os.environ.get("ANTIPHASE_TEST_SECONDS", "300"))  # for a node to start
 PORTS = ("dashboard-agent-grpc", "dashboard-agent-listen", "metrics-export", "runtime-env-agent")
 
 
@@ -84,5 +84,5 @@ def environment() -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_raylet_start_wait_time_s": str(LIMIT),
-        "RAY_NUM_REDIS_GET_RETRIES": str(int(LIMIT)),
+        "RAY_NUM_REDIS_GET_RETRIES": str(LIMIT),
     }
