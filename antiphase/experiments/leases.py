@@ -69,6 +69,11 @@ class Holder:
         return self._fields.get("token")
 
     @property
+    def process(self) -> int | None:
+        """Return the id of its process, on its own machine."""
+        return self._fields.get("process")
+
+    @property
     def gone(self) -> bool:
         """Return whether its process is known to have ended: on this machine, and not alive."""
         fields = self._fields

@@ -4,6 +4,8 @@ Ray places the tasks, starts their workers and repeats the task of a lost one. W
 is in its folder, which all nodes share; a repeated task continues from its last checkpoint.
 """
 
+import atexit
+import logging
 import queue
 import socket
 import time
@@ -114,6 +116,7 @@ class RayEngine:
             if now - self._silent_since < SECONDS_WITHOUT_HEAD:
                 return
             self._lost = True
+            atexit.unregister(self._ray.shutdown)  # it would wait for the head
             raise ClusterLostError(
                 f"the head of the Ray cluster, {self._head}, does not answer any more ({error}); "
                 "start a head and give the same command again: it continues from the checkpoints"
@@ -144,7 +147,7 @@ def _connected(address: str | None) -> Any:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # of Ray, about its own future
-                ray.init(address=address, log_to_driver=False, logging_level="error")
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ValueError(
                 f"--address: got {address!r}, where no Ray cluster answers ({error}); start one "

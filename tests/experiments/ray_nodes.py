@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = str(Path(__file__).parents[2])
@@ -17,6 +18,19 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def descendants(process: int) -> list[int]:
+    """Return all processes that a process has started, and those that they have started."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            fields = path.read_text().rpartition(")")[2].split()
+            parents[int(path.parent.name)] = int(fields[1])
+    found = [process]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found[1:]
 
 
 class Cluster:
@@ -39,7 +53,9 @@ class Cluster:
 
     def kill(self, node: "subprocess.Popen[bytes]") -> None:
         """Kill a node and all that it has started, as if its machine lost power."""
-        os.killpg(node.pid, signal.SIGKILL)
+        for process in (node.pid, *descendants(node.pid)):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
         node.wait()
 
     def __enter__(self) -> "Cluster":

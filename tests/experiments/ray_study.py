@@ -21,7 +21,11 @@ def run_stubs(folder: Path, address: str) -> int:
     from antiphase.experiments.ray_engine import RayEngine
     from antiphase.experiments.train_all import train_all
 
-    return len(train_all(stubs(), folder, Console(width=300), RayEngine(address)))
+    try:
+        return len(train_all(stubs(), folder, Console(width=300), RayEngine(address)))
+    except OSError as error:  # as the command line does it
+        print(error, flush=True)
+        return 2
 
 
 def run_lab(folder: Path, address: str | None) -> None:

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from antiphase.experiments.leases import LEASES, Holder, holders
-from tests.experiments.ray_nodes import LIMIT, Cluster, environment
+from antiphase.experiments.leases import LEASES, holders
+from tests.experiments.ray_nodes import LIMIT, Cluster, descendants, environment
 from tests.experiments.ray_study import stubs
 from tests.experiments.stub_jobs import StubJob, assert_each_step_once
 
@@ -98,8 +98,8 @@ def test_a_node_that_is_killed_changes_nothing(cluster, local, tmp_path):
 
     def works_there() -> bool:
         """Return whether a worker of the second node is at work, after the first finished run."""
-        found = holders(folder / "trained" / LEASES).values()
-        return bool(finished(folder)) and any(_group_of(h) == second.pid for h in found)
+        at_work = {holder.process for holder in holders(folder / "trained" / LEASES).values()}
+        return bool(finished(folder)) and bool(at_work & {*descendants(second.pid)})
 
     wait_until(works_there, running)
     before = finished(folder)
@@ -107,13 +107,6 @@ def test_a_node_that_is_killed_changes_nothing(cluster, local, tmp_path):
     ended(running)
     assert {key: finished(folder)[key] for key in before} == before
     assert_same_study(folder, local)
-
-
-def _group_of(holder: Holder) -> int | None:
-    try:
-        return os.getpgid(int(str(holder).rpartition(" ")[2]))
-    except (ProcessLookupError, ValueError):
-        return None
 
 
 def test_a_worker_that_is_killed_is_replaced(cluster, tmp_path):
