@@ -65,6 +65,17 @@ def comparison_rows(groups: list[RunGroup]) -> tuple[list[str], list[list[str]]]
     return ["run", "seeds", "parameters", *names], rows
 
 
+def run_folders(folders: list[Path]) -> list[Path]:
+    """Return run folders; the folder of a sweep or of a study gives those of all its runs."""
+    found: list[Path] = []
+    for folder in folders:
+        if not (folder / "recipe.yaml").is_file() and (folder / "trained").is_dir():
+            found += sorted(path.parent for path in folder.glob("trained/*/recipe.yaml"))
+        else:
+            found.append(folder)
+    return found
+
+
 def finished_runs(folders: list[Path]) -> tuple[list[Path], dict[Path, str]]:
     """Return the folders that hold a finished run, and for each other folder the reason."""
     others = {}

@@ -10,7 +10,7 @@ from antiphase.cli.output import Output
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="run folders")],
+    runs: Annotated[list[Path], typer.Argument(help="run folders, or folders of sweeps")],
     plot: Annotated[
         Optional[Path], typer.Option(help="plot the learning curves to this file (PNG, SVG, PDF)")
     ] = None,
@@ -21,11 +21,16 @@ def compare(
     require_output_file("--plot", plot, PICTURES)
     if plot is not None:
         require_packages("--plot", "plots", "matplotlib")
-    from antiphase.analysis.compare_runs import compare_runs, comparison_rows, finished_runs
+    from antiphase.analysis.compare_runs import (
+        compare_runs,
+        comparison_rows,
+        finished_runs,
+        run_folders,
+    )
     from antiphase.training.run_card import draw_curves
 
     output = Output(quiet=quiet, as_json=as_json)
-    finished, others = finished_runs(runs)
+    finished, others = finished_runs(run_folders(runs))
     for folder, reason in others.items():
         typer.echo(f"antiphase: {folder}: {reason}; left out", err=True)
     if not finished:

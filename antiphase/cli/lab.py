@@ -5,6 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from antiphase.cli.engines import (
+    Address,
+    EngineName,
+    ResultsUrl,
+    copy_study,
+    open_engine,
+    require_engine_options,
+)
 from antiphase.cli.options import (
     AsJson,
     Quiet,
@@ -44,6 +52,9 @@ def run(
     seeds: Annotated[
         Optional[int], typer.Option(help="number of seeds, without --full [3]")
     ] = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    results_url: ResultsUrl = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -62,6 +73,7 @@ def run(
     require_output_folder("--out", folder)
     if report is not None and not report.is_dir():
         raise ValueError(f"--report: got {report}, which is no folder of a study")
+    require_engine_options(engine, address)
     require_packages("the report", "lab", "plotly", "matplotlib")
     from dataclasses import replace
 
@@ -71,7 +83,10 @@ def run(
     if report is not None:
         study = load_study(report)
         folder = out or report
+        folder.mkdir(parents=True, exist_ok=True)
+        _show(study, folder, output)
     else:
+        from antiphase.experiments.leases import LEASES, lease
         from antiphase.experiments.plans import PRIMARY, QUICK
         from antiphase.experiments.study import run_study
 
@@ -84,10 +99,12 @@ def run(
                 f"--only: test {others[0]} is not part of the primary study, whose tests are "
                 f"{', '.join(map(str, plan.tests))}; leave out --full"
             )
-        study = run_study(plan, tests, folder, output.progress)
-        study.save(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    _show(study, folder, output)
+        chosen, copy = open_engine(engine, address, results_url, output.progress)
+        study = run_study(plan, tests, folder, output.progress, engine=chosen)
+        with lease(folder / LEASES, "report"):  # another study may end in this folder, too
+            study.save(folder)
+            _show(study, folder, output)
+        copy_study(copy, folder)
 
 
 @lab.command()

@@ -1,13 +1,24 @@
-"""`antiphase train`: train a model from a recipe, or resume a run."""
+"""`antiphase train`: train a model from a recipe, resume a run, or train a sweep of runs."""
 
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
+from antiphase.cli.engines import (
+    Address,
+    EngineName,
+    ResultsUrl,
+    copy_study,
+    open_engine,
+    require_engine_options,
+)
 from antiphase.cli.errors import Interrupted
 from antiphase.cli.options import AsJson, Quiet, list_option, require_output_folder, set_option
 from antiphase.cli.output import Output
+
+if TYPE_CHECKING:
+    from antiphase.training.recipe import Recipe
 
 
 def train(
@@ -15,7 +26,10 @@ def train(
         Optional[str], typer.Argument(help="a built-in recipe or a YAML file; see --list")
     ] = None,
     out: Annotated[
-        Optional[Path], typer.Option(help="folder of the run; default runs/RECIPE-MECHANISM-SEED")
+        Optional[Path],
+        typer.Option(
+            help="folder of the run [runs/RECIPE-MECHANISM-SEED], of a sweep [runs/sweep-NAME]"
+        ),
     ] = None,
     resume: Annotated[
         Optional[Path], typer.Option(help="resume this run from its last complete checkpoint")
@@ -26,12 +40,19 @@ def train(
     steps: Annotated[Optional[int], typer.Option(help="number of optimizer steps")] = None,
     seed: Annotated[Optional[int], typer.Option(help="seed of weights and examples")] = None,
     setting: Annotated[Optional[list[str]], set_option("any field of the recipe")] = None,
+    sweep: Annotated[
+        Optional[Path],
+        typer.Option(help="train many runs: a YAML file with values of fields, and seeds"),
+    ] = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    results_url: ResultsUrl = None,
     force: Annotated[bool, typer.Option("--force", help="overwrite an existing run")] = False,
     list_recipes: Annotated[bool, list_option("the built-in recipes")] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model from a recipe, or resume a run."""
+    """Train a model from a recipe, resume a run, or train a sweep of runs."""
     from antiphase.training.recipe import Recipe, apply_settings, built_in, load_recipe
 
     output = Output(quiet=quiet, as_json=as_json)
@@ -42,14 +63,22 @@ def train(
         return
     fields: dict[str, Any] = {"task": task, "attention": attention, "size": size, "steps": steps}
     fields = {k: v for k, v in {**fields, "seed": seed}.items() if v is not None}
-    if resume is not None and (recipe or out or fields or setting or force):
+    if resume is not None and (recipe or out or fields or setting or force or sweep):
         raise ValueError("--resume continues a run with its own recipe; it takes no other option")
     if resume is None and recipe is None and task is None:
         raise ValueError("train: give a recipe (see --list), or --task, or --resume RUN")
     require_output_folder("--out", out)
+    require_engine_options(engine, address)
+    if sweep is None and (engine, results_url) != ("local", None):
+        raise ValueError("--engine and --results-url: are for many runs; give --sweep, too")
+    if sweep is not None and force:
+        raise ValueError("--force: would overwrite the runs of a sweep; give another --out")
     if resume is None:
         chosen = load_recipe(recipe) if recipe else Recipe()
         chosen = apply_settings(chosen.changed(**fields), setting or [])
+    if sweep is not None:
+        _sweep(chosen, sweep, out, (engine, address, results_url), output)
+        return
     from antiphase.training import run
     from antiphase.training.divergence import DivergenceError
     from antiphase.training.run_card import final_scores
@@ -70,3 +99,32 @@ def train(
     output.wrote(folder)
     if as_json:
         output.json({"run": folder, "scores": final_scores(folder)})
+
+
+def _sweep(
+    recipe: "Recipe",
+    sweep: Path,
+    out: Path | None,
+    where: tuple[str, str | None, str | None],
+    output: Output,
+) -> None:
+    """Train all runs of a sweep, and print them side by side."""
+    from antiphase.analysis.compare_runs import compare_runs, comparison_rows
+    from antiphase.experiments.sweep import load_sweep, run_sweep
+
+    recipes = load_sweep(sweep, recipe)
+    folder = out or Path("runs") / f"sweep-{sweep.stem}"
+    engine, copy = open_engine(*where, output.progress)
+    trained = run_sweep(recipes, folder, output.progress, engine)
+    copy_study(copy, folder)
+    if trained.finished:
+        groups = compare_runs(trained.finished)
+        output.rows(*comparison_rows(groups))
+        output.json({"sweep": folder, "groups": groups, "errors": trained.errors})
+        output.wrote(folder)
+    if trained.errors:
+        title, error = next(iter(trained.errors.items()))
+        raise ValueError(
+            f"{len(trained.errors)} of {len(recipes)} runs failed, such as {title}: {error}; the "
+            "same command trains them again, and no other"
+        )

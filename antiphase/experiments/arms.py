@@ -12,11 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from antiphase.attention import mechanism
-from antiphase.tasks import task
+from antiphase.experiments.engine import Resources
+from antiphase.experiments.leases import LEASES, lease
+from antiphase.tasks import Language, task
 from antiphase.training import Recipe, resume, train
 from antiphase.training.callbacks import read_metrics
 from antiphase.training.digests import short_digest
-from antiphase.training.locks import exclusive_lock
+from antiphase.training.run import LOCK
+
+GPU_FRACTIONS = {"nano": 0.125, "micro": 0.25, "mini": 0.5}
+"""How much of a GPU a run of a preset gets on a cluster with GPUs; a complete one by default."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +93,10 @@ class TrainingRun:
 
         The versions of mechanism and task are raised by hand when their meaning changes.
         """
-        versions = [mechanism(self.recipe.attention).version, task(self.recipe.task).version]
+        examples = Language if self.recipe.task == Language.name else task(self.recipe.task)
+        versions = [mechanism(self.recipe.attention).version, examples.version]
         digest = short_digest([self.recipe.as_dict(), versions])
-        return f"{self.recipe.task}-{self.recipe.attention}-{self.recipe.seed}-{digest}"
+        return f"{self.recipe.task}-{self.recipe.variant}-{self.recipe.seed}-{digest}"
 
     @property
     def title(self) -> str:
@@ -104,6 +110,11 @@ class TrainingRun:
         """Return the number of training tokens; the largest possible, if a criterion may end it."""
         length = int(self.recipe.task_options.get("length", 64))
         return float(self.recipe.steps * self.recipe.batch_size * length)
+
+    @property
+    def resources(self) -> Resources:
+        """Return what it needs while it runs, by its threads and its preset."""
+        return Resources(self.recipe.threads or 1, GPU_FRACTIONS.get(self.recipe.size, 1.0))
 
     def folder(self, root: Path) -> Path:
         """Return the run's folder under the root of all runs."""
@@ -123,7 +134,9 @@ class TrainingRun:
     def perform(self, root: Path) -> None:
         """Train, resume, or do nothing if it is finished; never twice at once."""
         folder = self.folder(root)
-        with exclusive_lock(root / f"{self.key}.lock"):
+        with lease(root / LEASES, self.key) as from_a_holder_that_hangs:
+            if from_a_holder_that_hangs:  # and with it, the lock of the folder
+                (folder / LOCK).unlink(missing_ok=True)
             if not (folder / "recipe.yaml").is_file():
                 shutil.rmtree(folder, ignore_errors=True)  # of a run killed before it began
                 train(self.recipe, folder, quiet=True)

@@ -28,9 +28,10 @@ from antiphase.analysis.statistics import (
     seed_interval,
 )
 from antiphase.experiments.arms import TrainingRun
-from antiphase.experiments.engine import LocalEngine, train_all
+from antiphase.experiments.engine import Engine
 from antiphase.experiments.report.markdown import cells_table
 from antiphase.experiments.results import without_nan
+from antiphase.experiments.train_all import train_all
 from antiphase.experiments.unchain import RESULTS, check_study, read_results, unchain_run
 from antiphase.experiments.verdicts import (
     Effect,
@@ -125,7 +126,7 @@ def compare_controls(
     root: Path,
     console: Console,
     seeds: Sequence[int],
-    engine: LocalEngine | None = None,
+    engine: Engine | None = None,
 ) -> dict[str, Any]:
     """Run DEX and every control with each seed.
 

@@ -9,6 +9,7 @@ the same runs.
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -27,8 +28,10 @@ from antiphase.experiments.attention_example import (
     attention_example,
 )
 from antiphase.experiments.conditions import CONDITIONS
-from antiphase.experiments.engine import LocalEngine, cores, duration, train_all
+from antiphase.experiments.engine import Engine
 from antiphase.experiments.experiment import Experiment, Table
+from antiphase.experiments.leases import LEASES, holders, lease
+from antiphase.experiments.local_pool import LocalEngine
 from antiphase.experiments.lock import check_lock, write_lock
 from antiphase.experiments.model_measurements import EXAMPLES, SEQUENCES
 from antiphase.experiments.plans import Plan
@@ -45,6 +48,7 @@ from antiphase.experiments.results import (
     result_to_json,
     without_nan,
 )
+from antiphase.experiments.train_all import duration, train_all
 from antiphase.experiments.trained_models import TrainedModels
 from antiphase.experiments.training_tables import training_tables
 from antiphase.experiments.tuning import tune, tuning_table
@@ -66,7 +70,7 @@ def run_study(
     folder: Path,
     console: Console,
     *,
-    engine: LocalEngine | None = None,
+    engine: Engine | None = None,
 ) -> Study:
     """Tune, train, measure and judge; what was trained or measured before is not repeated.
 
@@ -92,7 +96,8 @@ def run_study(
         lock = check_lock(
             plan.id, plan.seeds, predictions_of(plan), design_of(plan), folder, _started(plan, root)
         )
-    _announce(plan, arms, root, console)
+    engine = engine or LocalEngine()
+    _announce(plan, arms, engine.workers, console)
     settings, tuning = _settings(plan, arms, root, console, engine)
     runs: Runs = {
         arm.name: [
@@ -102,24 +107,14 @@ def run_study(
         for arm in arms
     }
     errors = train_all([run for mine in runs.values() for run in mine], root, console, engine)
-    disable_progress_bar()  # of loading each small model
-    torch.set_num_threads(1)  # as the runs were trained; small products gain nothing from more
-    results = []
-    for number, entry in EXPERIMENTS.items():
-        if number in chosen:
-            with console.status(f"measuring: test {number}, {entry.title}"):
-                result = _run(entry, chosen[number], plan, runs, errors, folder)
-        else:
-            result = _earlier(entry, folder)
-        results.append(result)
-    if kept := [r.number for r in results if r.number not in chosen and not r.why_not]:
-        console.print(f"kept from earlier: tests {', '.join(map(str, kept))}", highlight=False)
-    models = TrainedModels.finished(runs, root)
-    claims, claims_seeds = _claims(models, plan, runs, folder)
-    with console.status("measuring: training"):
-        tables = training_tables(models, arms)
-    with console.status("measuring: attention on one sequence"):
-        attention = _attention(models, runs, folder)
+    with _measuring(folder, console):
+        results = _results(plan, chosen, runs, errors, folder, console)
+        models = TrainedModels.finished(runs, root)
+        claims, claims_seeds = _claims(models, plan, runs, folder)
+        with console.status("measuring: training"):
+            tables = training_tables(models, arms)
+        with console.status("measuring: attention on one sequence"):
+            attention = _attention(models, runs, folder)
     return Study(
         results,
         claims,
@@ -132,6 +127,37 @@ def run_study(
         [*([tuning] if tuning else []), *tables],
         attention,
     )
+
+
+def _measuring(folder: Path, console: Console) -> AbstractContextManager[bool]:
+    """Let one study at a time measure in a folder; another one waits, then finds the results."""
+    if (holder := holders(folder / LEASES).get("measuring")) and not holder.gone:
+        console.print(f"waiting: {holder} measures in this folder", highlight=False)
+    return lease(folder / LEASES, "measuring")
+
+
+def _results(
+    plan: Plan,
+    chosen: Mapping[int, Experiment],
+    runs: Runs,
+    errors: dict[str, str],
+    folder: Path,
+    console: Console,
+) -> list[Result]:
+    """Return the results of all tests: of this call, of earlier ones, or why there is none."""
+    disable_progress_bar()  # of loading each small model
+    torch.set_num_threads(1)  # as the runs were trained; small products gain nothing from more
+    results = []
+    for number, entry in EXPERIMENTS.items():
+        if number in chosen:
+            with console.status(f"measuring: test {number}, {entry.title}"):
+                result = _run(entry, chosen[number], plan, runs, errors, folder)
+        else:
+            result = _earlier(entry, folder)
+        results.append(result)
+    if kept := [r.number for r in results if r.number not in chosen and not r.why_not]:
+        console.print(f"kept from earlier: tests {', '.join(map(str, kept))}", highlight=False)
+    return results
 
 
 def lock_study(plan: Plan, folder: Path) -> dict[str, Any]:
@@ -180,7 +206,7 @@ def distinct_arms(tests: Sequence[Experiment] | Any) -> list[Arm]:
 
 
 def _settings(
-    plan: Plan, arms: Sequence[Arm], root: Path, console: Console, engine: LocalEngine | None
+    plan: Plan, arms: Sequence[Arm], root: Path, console: Console, engine: Engine
 ) -> tuple[dict[str, Settings], Table | None]:
     """Return the settings of each arm, and the table of tuning if there was any."""
     if plan.grid is None:
@@ -192,7 +218,7 @@ def _settings(
     return chosen, tuning_table(found, plan.grid)
 
 
-def _announce(plan: Plan, arms: Sequence[Arm], root: Path, console: Console) -> None:
+def _announce(plan: Plan, arms: Sequence[Arm], workers: int, console: Console) -> None:
     """Print what the study costs at most, by the speed of its smallest unit on this machine."""
     runs = len(arms) * len(plan.seeds)
     steps = runs * plan.recipe.steps
@@ -201,9 +227,9 @@ def _announce(plan: Plan, arms: Sequence[Arm], root: Path, console: Console) -> 
         tuning = len(arms) * 9 * len(plan.grid.seeds)
         steps += tuning * plan.grid.steps
         text += f", and about {tuning} short ones for tuning"
-    seconds = steps * _seconds_per_step(plan.recipe) / cores()
+    seconds = steps * _seconds_per_step(plan.recipe) / workers
     console.print(
-        f"{text}; at most {duration(seconds)} on {cores()} cores if none is done yet, less where "
+        f"{text}; at most {duration(seconds)} on {workers} cores if none is done yet, less where "
         "the criterion ends runs early",
         highlight=False,
     )

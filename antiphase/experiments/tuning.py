@@ -15,8 +15,9 @@ from typing import Any
 from rich.console import Console
 
 from antiphase.experiments.arms import Arm, Settings, TrainingRun, arm_recipe
-from antiphase.experiments.engine import LocalEngine, train_all
+from antiphase.experiments.engine import Engine
 from antiphase.experiments.experiment import Cell, Table
+from antiphase.experiments.train_all import train_all
 from antiphase.training import Recipe
 from antiphase.training.callbacks import read_metrics
 
@@ -98,7 +99,7 @@ def tune(
     grid: Grid,
     root: Path,
     console: Console,
-    engine: LocalEngine | None = None,
+    engine: Engine | None = None,
 ) -> list[ArmTuning]:
     """Tune arms; finished runs are not repeated.
 

@@ -6,7 +6,7 @@ recipe is stored with the run.
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -195,7 +195,19 @@ def apply_settings(recipe: Recipe, settings: list[str]) -> Recipe:
     Raises:
         ValueError: a name does not exist or has two values, or a value is invalid.
     """
-    given = parse_settings(settings)
+    return change_settings(recipe, parse_settings(settings))
+
+
+def change_settings(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
+    """Return the recipe with other values of fields, or of options inside fields.
+
+    Args:
+        recipe: to start from.
+        given: values by `name`, or by `name.inner` for an option inside a field, in any order.
+
+    Raises:
+        ValueError: a name does not exist or has two values, or a value is invalid.
+    """
     changes = {name: value for name, value in given.items() if "." not in name}
     _require_fields(name.partition(".")[0] for name in given)
     for name, value in given.items():

@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,7 @@ from rich.table import Table
 from antiphase.cli import doctor
 from antiphase.cli.output import Output, records
 from antiphase.cli.table_layout import fit
-from antiphase.experiments.engine import train_all
+from antiphase.experiments.train_all import train_all
 from antiphase.models.locate import shipped_models
 from antiphase.training.progress import Progress
 from tests.cli.runner import invoke
@@ -200,6 +201,6 @@ def test_jobs_whose_names_and_errors_have_brackets(tmp_path):
     job = SimpleNamespace(key="key", title="[/b]", cost=1.0, done=lambda root: 0.0)
     for error, says in {"[/i]: no such file": "failed [/b]: [/i]", None: "done [/b]"}.items():
         console = Console(file=io.StringIO(), width=100)
-        engine = SimpleNamespace(run=lambda jobs, root, e=error: [(job, e)])
+        engine = MagicMock(**{"result.return_value": (job, error), "progress.return_value": []})
         train_all([job], tmp_path, console, engine)
         assert says in console.file.getvalue()

@@ -1,6 +1,5 @@
 """A lab of seconds: the same tests, on models too small and too briefly trained to learn."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 
 from antiphase.experiments.arms import STANDARD, TOP_K, Arm, Settings, TrainingRun, arm_recipe
 from antiphase.experiments.contests import compare, contest
-from antiphase.experiments.engine import Job, LocalEngine
+from antiphase.experiments.engine import Ended, Job
 from antiphase.experiments.experiment import Experiment, Measurement
 from antiphase.experiments.plans import Plan
 from antiphase.experiments.verdicts import Effect, Prediction
@@ -56,17 +55,35 @@ def few_examples(monkeypatch):
     monkeypatch.setattr("antiphase.experiments.model_measurements.SEQUENCES", 6)
 
 
-class InProcess(LocalEngine):
+class InProcess:
     """An engine without worker processes, each of which would import torch for seconds."""
 
-    def run(self, jobs: list[Job], root: Path) -> Iterator[tuple[Job, str | None]]:
-        for job in jobs:
-            try:
-                job.perform(root)
-            except ValueError as error:
-                yield job, str(error)
-            else:
-                yield job, None
+    workers = 1
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Job, Path]] = []
+
+    def submit(self, job: Job, root: Path) -> None:
+        self.waiting.append((job, root))
+
+    def progress(self) -> list[Job]:
+        return []
+
+    def result(self, timeout: float) -> Ended | None:
+        if not self.waiting:
+            return None
+        job, root = self.waiting.pop(0)
+        return job, self.perform(job, root)
+
+    def perform(self, job: Job, root: Path) -> str | None:
+        try:
+            job.perform(root)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def cancel(self) -> None:
+        self.waiting.clear()
 
 
 class OneArmTest(Experiment):

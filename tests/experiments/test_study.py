@@ -23,7 +23,7 @@ from antiphase.experiments.arms import (
     TrainingRun,
     arm_recipe,
 )
-from antiphase.experiments.engine import LocalEngine, train_all
+from antiphase.experiments.local_pool import LocalEngine
 from antiphase.experiments.published_claims import SOURCES
 from antiphase.experiments.registry import EXPERIMENTS, RegisteredTest, select_tests
 from antiphase.experiments.report import cell_text, published_beside, verdict_rows, write_report
@@ -31,6 +31,7 @@ from antiphase.experiments.report.html import write_html
 from antiphase.experiments.report.static import figure_names
 from antiphase.experiments.results import load_study
 from antiphase.experiments.study import distinct_arms, run_study
+from antiphase.experiments.train_all import train_all
 from antiphase.experiments.verdicts import UnmeasuredEffectError, Verdict
 from antiphase.training import load_recipe, train
 from tests.experiments.small import (
@@ -206,7 +207,8 @@ def test_a_killed_study_repeats_no_finished_run(tmp_path):
         "import sys\n"
         "from pathlib import Path\n"
         "from rich.console import Console\n"
-        "from antiphase.experiments.engine import LocalEngine, train_all\n"
+        "from antiphase.experiments.local_pool import LocalEngine\n"
+        "from antiphase.experiments.train_all import train_all\n"
         "from tests.experiments.test_study import two_runs\n"
         "if __name__ == '__main__':\n"
         "    train_all(two_runs(), Path(sys.argv[1]), Console(), LocalEngine(workers=1))\n"

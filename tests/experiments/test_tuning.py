@@ -2,8 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,34 +10,32 @@ import pytest
 from rich.console import Console
 
 from antiphase.experiments.arms import STANDARD, TOP_K, V1, Arm, TrainingRun
-from antiphase.experiments.engine import LocalEngine
 from antiphase.experiments.tuning import SQUARE, Grid, tune, tuning_table
 from antiphase.training import Recipe
-from tests.experiments.small import RECIPE
+from tests.experiments.small import RECIPE, InProcess
 
 Loss = Callable[[Recipe], float]
 
 
-@dataclass
-class FakeEngine(LocalEngine):
+class FakeEngine(InProcess):
     """Writes what a run leaves behind, with a loss by its recipe; infinite if it diverges."""
 
-    loss: Loss = lambda recipe: 1.0
-    trained: list[TrainingRun] = field(default_factory=list)
+    def __init__(self, loss: Loss = lambda recipe: 1.0) -> None:
+        super().__init__()
+        self.loss = loss
+        self.trained: list[TrainingRun] = []
 
-    def run(self, jobs: list[Any], root: Path) -> Iterator[tuple[Any, str | None]]:
-        for job in jobs:
-            self.trained.append(job)
-            loss = self.loss(job.recipe)
-            if math.isinf(loss):
-                yield job, "DivergenceError: step 3: the loss is nan"
-                continue
-            folder = job.folder(root)
-            (folder / "model").mkdir(parents=True)
-            (folder / "model" / "config.json").write_text("{}")
-            lines = [{"step": 4, "held_out_loss": 9.0}, {"step": 8, "held_out_loss": loss}]
-            (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-            yield job, None
+    def perform(self, job: Any, root: Path) -> str | None:
+        self.trained.append(job)
+        loss = self.loss(job.recipe)
+        if math.isinf(loss):
+            return "DivergenceError: step 3: the loss is nan"
+        folder = job.folder(root)
+        (folder / "model").mkdir(parents=True)
+        (folder / "model" / "config.json").write_text("{}")
+        lines = [{"step": 4, "held_out_loss": 9.0}, {"step": 8, "held_out_loss": loss}]
+        (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        return None
 
 
 def bowl(rate: float, scale: float) -> Loss:
