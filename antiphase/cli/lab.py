@@ -16,9 +16,13 @@ from antiphase.cli.options import (
 from antiphase.cli.output import Output
 
 if TYPE_CHECKING:
+    from antiphase.experiments.plans import Plan
     from antiphase.experiments.results import Study
 
-QUICK_FOLDER, FULL_FOLDER = Path("runs/lab"), Path("runs/lab-full")
+QUICK_FOLDER = Path("runs/lab")
+STUDY = typer.Option(
+    "--study", help="run a study: primary, ladder-nano or ladder-micro; takes hours, needs a lock"
+)
 
 lab = typer.Typer(
     invoke_without_command=True,
@@ -29,9 +33,8 @@ lab = typer.Typer(
 @lab.callback()
 def run(
     context: typer.Context,
-    full: Annotated[
-        bool, typer.Option("--full", help="run the primary study; takes hours, needs a lock")
-    ] = False,
+    study_id: Annotated[Optional[str], STUDY] = None,
+    full: Annotated[bool, typer.Option("--full", help="the same as --study primary")] = False,
     only: Annotated[Optional[str], typer.Option(help="run tests by number, e.g. 7,8")] = None,
     list_tests: Annotated[bool, list_option("the tests")] = False,
     report: Annotated[
@@ -39,10 +42,10 @@ def run(
     ] = None,
     out: Annotated[
         Optional[Path],
-        typer.Option(help=f"folder of the study [{QUICK_FOLDER}, with --full {FULL_FOLDER}]"),
+        typer.Option(help=f"folder of the study [{QUICK_FOLDER}, or runs/lab-STUDY]"),
     ] = None,
     seeds: Annotated[
-        Optional[int], typer.Option(help="number of seeds, without --full [3]")
+        Optional[int], typer.Option(help="number of seeds, without --study [3]")
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -54,36 +57,33 @@ def run(
     if list_tests:
         _list(output)
         return
-    if full and seeds is not None:
-        raise ValueError("--seeds: the seeds of the primary study are locked; leave out --seeds")
+    if full and study_id not in (None, "primary"):
+        raise ValueError(f"--full: is --study primary, but --study is {study_id}; give one")
+    study_id = "primary" if full else study_id
+    if study_id is not None and seeds is not None:
+        raise ValueError(f"--seeds: the seeds of {study_id!r} are locked; leave out --seeds")
     require_at_least(1, seeds=3 if seeds is None else seeds)
     numbers = None if only is None else _numbers(only)
-    folder = out or (FULL_FOLDER if full else QUICK_FOLDER)
+    folder = out or _folder(study_id)
     require_output_folder("--out", folder)
     if report is not None and not report.is_dir():
         raise ValueError(f"--report: got {report}, which is no folder of a study")
     require_packages("the report", "lab", "plotly", "matplotlib")
     from dataclasses import replace
 
-    from antiphase.experiments.registry import select_tests
     from antiphase.experiments.results import load_study
 
     if report is not None:
         study = load_study(report)
         folder = out or report
     else:
-        from antiphase.experiments.plans import PRIMARY, QUICK
+        from antiphase.experiments.plans import QUICK, select_tests
         from antiphase.experiments.study import run_study
 
-        plan = PRIMARY if full else QUICK
+        plan = QUICK if study_id is None else _locked_plan(study_id)
         if seeds is not None:
             plan = replace(plan, seeds=tuple(range(seeds)))
-        tests = select_tests(numbers, full)
-        if full and (others := [t.number for t in tests if t.number not in plan.tests]):
-            raise ValueError(
-                f"--only: test {others[0]} is not part of the primary study, whose tests are "
-                f"{', '.join(map(str, plan.tests))}; leave out --full"
-            )
+        tests = select_tests(plan, numbers)
         study = run_study(plan, tests, folder, output.progress)
         study.save(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -92,17 +92,18 @@ def run(
 
 @lab.command()
 def lock(
-    out: Annotated[Path, typer.Option(help="folder of the study")] = FULL_FOLDER,
+    study_id: Annotated[str, STUDY] = "primary",
+    out: Annotated[Optional[Path], typer.Option(help="folder of the study")] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Lock predictions, design and seeds of the primary study, before its first run."""
+    """Lock predictions, design and seeds of a study, before its first run."""
     output = Output(quiet=quiet, as_json=as_json)
+    out = out or _folder(study_id)
     require_output_folder("--out", out)
-    from antiphase.experiments.plans import PRIMARY
     from antiphase.experiments.study import lock_study
 
-    written = lock_study(PRIMARY, out)
+    written = lock_study(_locked_plan(study_id), out)
     count = sum(len(predictions) for predictions in written["predictions"].values())
     output.line(
         f"locked {count} predictions of {len(written['predictions'])} tests, seeds "
@@ -111,6 +112,21 @@ def lock(
     )
     output.wrote(out / "lock.json")
     output.json({key: written[key] for key in ("study_id", "seeds", "digest", "commit", "time")})
+
+
+def _folder(study_id: str | None) -> Path:
+    if study_id is None:
+        return QUICK_FOLDER
+    return Path("runs/lab-full" if study_id == "primary" else f"runs/lab-{study_id}")
+
+
+def _locked_plan(study_id: str) -> "Plan":
+    from antiphase.experiments.plans import PLANS
+
+    locked = {name: plan for name, plan in PLANS.items() if plan.locked}
+    if study_id not in locked:
+        raise ValueError(f"--study: got {study_id!r}, allowed are {', '.join(locked)}")
+    return locked[study_id]
 
 
 def _show(study: "Study", folder: Path, output: Output) -> None:
@@ -150,17 +166,25 @@ def _show(study: "Study", folder: Path, output: Output) -> None:
 
 
 def _list(output: Output) -> None:
+    from antiphase.experiments.plans import PLANS
     from antiphase.experiments.registry import EXPERIMENTS
 
     output.json(
         [
-            {"test": n, "title": t.title, "question": t.question, "quick": bool(t.quick)}
+            {
+                "test": n,
+                "title": t.title,
+                "question": t.question,
+                "quick": bool(t.quick),
+                "studies": [plan.id for plan in PLANS.values() if n in plan.tests],
+            }
             for n, t in EXPERIMENTS.items()
         ]
     )
     for number, test in EXPERIMENTS.items():
-        quick = "  (quick)" if test.quick else ""
-        output.line(f"{number:3}  {test.title}: {test.question}{quick}")
+        studies = ", ".join(plan.id for plan in PLANS.values() if number in plan.tests)
+        of = f"  ({studies})" if studies else ""
+        output.line(f"{number:3}  {test.title}: {test.question}{of}")
 
 
 def _numbers(only: str) -> list[int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphase.attention import mechanism
-from antiphase.tasks import task
+from antiphase.tasks import Language, task
 from antiphase.training import Recipe, resume, train
 from antiphase.training.callbacks import read_metrics
 from antiphase.training.digests import short_digest
@@ -27,7 +27,7 @@ class Arm:
         name: in tables and effects; two arms of a study never share a name.
         attention: the mechanism.
         options: of the mechanism.
-        changes: other fields of the recipe that this arm changes.
+        changes: other fields of the recipe that this arm changes; of `model`, the given fields.
         sweep: options of the mechanism that tuning chooses, with the values to try.
     """
 
@@ -65,12 +65,18 @@ def arm_recipe(shared: Recipe, arm: Arm, settings: Settings) -> Recipe:
         arm: and its changes.
         settings: chosen for the arm.
     """
+    model = {**shared.model, "branch_scale": settings.branch_scale, **arm.changes.get("model", {})}
+    if model.get("initialisation") == "published":
+        del model["branch_scale"]  # it has none
     return shared.changed(
-        attention=arm.attention,
-        attention_options={**arm.options, **settings.options},
-        lr=settings.lr,
-        model={**shared.model, "branch_scale": settings.branch_scale},
-    ).changed(**arm.changes)
+        **{
+            "attention": arm.attention,
+            "attention_options": {**arm.options, **settings.options},
+            "lr": settings.lr,
+            **arm.changes,
+            "model": model,
+        }
+    )
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,8 @@ class TrainingRun:
 
         The versions of mechanism and task are raised by hand when their meaning changes.
         """
-        versions = [mechanism(self.recipe.attention).version, task(self.recipe.task).version]
+        data = Language if self.recipe.task == Language.name else task(self.recipe.task)
+        versions = [mechanism(self.recipe.attention).version, data.version]
         digest = short_digest([self.recipe.as_dict(), versions])
         return f"{self.recipe.task}-{self.recipe.attention}-{self.recipe.seed}-{digest}"
 

@@ -22,6 +22,7 @@ class RegisteredTest:
         location: `module:class` of its `Experiment`.
         quick: whether `antiphase lab` runs it without `--full`.
         primary: whether it belongs to the primary study, `antiphase lab --full`.
+        text: whether it measures models of text; only studies on text run it.
     """
 
     number: int
@@ -30,6 +31,7 @@ class RegisteredTest:
     location: str
     quick: bool = False
     primary: bool = False
+    text: bool = False
 
     def load(self) -> "Experiment":
         """Import the test's module and return its experiment.
@@ -120,6 +122,7 @@ _TESTS = (
         "Sinks",
         "Does differential attention have no attention sinks, and which others have none?",
         "antiphase.experiments.e11_sinks:SinksTest",
+        text=True,
     ),
     RegisteredTest(
         12,
@@ -143,26 +146,34 @@ _TESTS = (
         quick=True,
         primary=True,
     ),
+    RegisteredTest(
+        19,
+        "Outliers",
+        "Does differential attention have smaller outliers, and do few bits cost it less?",
+        "antiphase.experiments.e19_outliers:OutliersTest",
+        text=True,
+    ),
+    RegisteredTest(
+        20,
+        "Ladder",
+        "Does differential attention model text better than standard attention of equal size?",
+        "antiphase.experiments.e20_ladder:LadderTest",
+        text=True,
+    ),
+    RegisteredTest(
+        21,
+        "Published start",
+        "What does the published initialisation cost each mechanism?",
+        "antiphase.experiments.e21_start:StartTest",
+        text=True,
+    ),
+    RegisteredTest(
+        22,
+        "Head count",
+        "How does V1 fare with 2, 4 and 8 heads?",
+        "antiphase.experiments.e22_head_count:HeadCountTest",
+        text=True,
+    ),
 )
 
 EXPERIMENTS: dict[int, RegisteredTest] = {test.number: test for test in _TESTS}
-
-
-def select_tests(numbers: list[int] | None, full: bool) -> list[RegisteredTest]:
-    """Return the tests to run.
-
-    Args:
-        numbers: these tests; None for the quick ones, or for those of the primary study.
-        full: the primary study, if no numbers are given.
-
-    Raises:
-        ValueError: there is no test of that number.
-    """
-    for number in numbers or []:
-        if number not in EXPERIMENTS:
-            raise ValueError(
-                f"--only: got {number}, the tests are {', '.join(map(str, EXPERIMENTS))}"
-            )
-    if numbers:
-        return [EXPERIMENTS[n] for n in sorted(set(numbers))]
-    return [test for test in EXPERIMENTS.values() if (test.primary if full else test.quick)]

@@ -115,11 +115,13 @@ def run_study(
     if kept := [r.number for r in results if r.number not in chosen and not r.why_not]:
         console.print(f"kept from earlier: tests {', '.join(map(str, kept))}", highlight=False)
     models = TrainedModels.finished(runs, root)
-    claims, claims_seeds = _claims(models, plan, runs, folder)
     with console.status("measuring: training"):
         tables = training_tables(models, arms)
-    with console.status("measuring: attention on one sequence"):
-        attention = _attention(models, runs, folder)
+    claims, claims_seeds, attention = [], [], None
+    if not plan.on_text:
+        claims, claims_seeds = _claims(models, plan, runs, folder)
+        with console.status("measuring: attention on one sequence"):
+            attention = _attention(models, runs, folder)
     return Study(
         results,
         claims,

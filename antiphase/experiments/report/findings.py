@@ -16,6 +16,7 @@ from antiphase.experiments.verdicts import (
     LEVEL,
     MIN_SEEDS,
     READINGS,
+    TEXT_READINGS,
     Effect,
     Judgement,
     Prediction,
@@ -133,7 +134,7 @@ def reading_tallies(study: Study) -> dict[str, str]:
     for result in ran(study):
         for reading, _, judgement in _primary(result):
             found.setdefault(reading, []).append(judgement.verdict)
-    known = (*READINGS, *DEX_READINGS)
+    known = (*READINGS, *TEXT_READINGS, *DEX_READINGS)
     return {reading: _tally(found[reading]) for reading in known if reading in found}
 
 
