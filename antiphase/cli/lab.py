@@ -166,7 +166,6 @@ def _show(study: "Study", folder: Path, output: Output) -> None:
 
 
 def _list(output: Output) -> None:
-    from antiphase.experiments.plans import PLANS
     from antiphase.experiments.registry import EXPERIMENTS
 
     output.json(
@@ -175,15 +174,13 @@ def _list(output: Output) -> None:
                 "test": n,
                 "title": t.title,
                 "question": t.question,
-                "quick": bool(t.quick),
-                "studies": [plan.id for plan in PLANS.values() if n in plan.tests],
+                "studies": [*t.studies],
             }
             for n, t in EXPERIMENTS.items()
         ]
     )
     for number, test in EXPERIMENTS.items():
-        studies = ", ".join(plan.id for plan in PLANS.values() if number in plan.tests)
-        of = f"  ({studies})" if studies else ""
+        of = f"  ({', '.join(test.studies)})" if test.studies else ""
         output.line(f"{number:3}  {test.title}: {test.question}{of}")
 
 

@@ -8,7 +8,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from antiphase.experiments.registry import EXPERIMENTS, RegisteredTest
+from antiphase.experiments import registry
+from antiphase.experiments.registry import EXPERIMENTS, RegisteredTest, tests_of
 from antiphase.experiments.tuning import Grid
 from antiphase.training import Recipe, load_recipe
 
@@ -42,36 +43,36 @@ class Plan:
 _RECIPE = load_recipe("needle-lab")
 _EASIER = {"length": 64, "keys": 8, "repeats": 3}
 QUICK = Plan(
-    "quick",
+    registry.QUICK,
     _RECIPE.changed(
         task_options={**_RECIPE.task_options, **_EASIER},
         batch_size=32,
         steps=700,
         decay=0.231,  # 150 steps
     ),
-    tuple(number for number, test in EXPERIMENTS.items() if test.quick),
+    tests_of(registry.QUICK),
     (0, 1, 2),
 )
 PRIMARY = Plan(
-    "primary",
+    registry.PRIMARY,
     _RECIPE,
-    tuple(number for number, test in EXPERIMENTS.items() if test.primary),
+    tests_of(registry.PRIMARY),
     tuple(range(100, 108)),
     Grid(steps=400),
     locked=True,
 )
 LADDER_NANO = Plan(
-    "ladder-nano",
+    registry.LADDER_NANO,
     load_recipe("prose-nano"),
-    (11, 19, 20, 21),
+    tests_of(registry.LADDER_NANO),
     tuple(range(200, 205)),
     Grid(lr=4e-3, steps=180, seeds=(910,)),
     locked=True,
 )
 LADDER_MICRO = Plan(
-    "ladder-micro",
+    registry.LADDER_MICRO,
     load_recipe("prose-micro"),
-    (19, 20, 22),
+    tests_of(registry.LADDER_MICRO),
     tuple(range(300, 303)),
     Grid(lr=4e-3, steps=180, seeds=(920,)),
     locked=True,

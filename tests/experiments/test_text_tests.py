@@ -69,7 +69,8 @@ def test_a_study_of_text_has_every_effect_and_a_page(study):
     write_report(load_study(folder), folder)
     page = (folder / "report.md").read_text()
     assert "Held-out loss" in page
-    assert "antiphase lab --only 22" not in page
+    assert "**quality**" in page
+    assert "**cancelling**" not in page  # nothing is predicted of it here
 
 
 def test_gains_are_differences_of_the_losses_in_the_table(study):

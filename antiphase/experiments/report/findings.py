@@ -138,6 +138,14 @@ def reading_tallies(study: Study) -> dict[str, str]:
     return {reading: _tally(found[reading]) for reading in known if reading in found}
 
 
+def readings_shown(study: Study) -> dict[str, str]:
+    """Return the readings that a study is about, with what each says."""
+    tested = reading_tallies(study)
+    on_text = {name: says for name, says in TEXT_READINGS.items() if name in tested}
+    others = {name: says for name, says in READINGS.items() if name in tested or not on_text}
+    return {**others, **on_text}
+
+
 def detectable(interval: Interval) -> float:
     """Return the true difference that an interval of this width tells from 0 in 80% of studies.
 
