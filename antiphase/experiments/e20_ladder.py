@@ -3,11 +3,14 @@
 A study has one size; the ladder is made of several studies of this test.
 """
 
+import numpy as np
+
 from antiphase.analysis.statistics import Values, seed_interval
 from antiphase.experiments.arms import STANDARD, V1, V2, Arm
 from antiphase.experiments.experiment import (
     Chart,
     Experiment,
+    Figure,
     Measurement,
     Table,
     bar_chart,
@@ -68,7 +71,7 @@ class LadderTest(Experiment):
             effects[recall_gain(arm)] = [a - b for a, b in zip(on_hits, on_rest, strict=True)]
         return Measurement(effects, [loss_table(models, self.arms)], self._figures(models))
 
-    def _figures(self, models: TrainedModels) -> list[Chart]:
+    def _figures(self, models: TrainedModels) -> list[Figure]:
         losses = {arm.name: models.values(arm, held_out_loss) for arm in self.arms}
         return [
             bar_chart("Held-out loss", "nats per token", {"": losses}),
@@ -90,8 +93,6 @@ def loss_table(models: TrainedModels, arms: tuple[Arm, ...]) -> Table:
 
 def loss_lead_chart(models: TrainedModels, arms: tuple[Arm, ...]) -> Chart:
     """Return how much lower the loss is than standard's, along training (validation split)."""
-    import numpy as np
-
     series = {}
     baseline = [loss_along_training(model) for model in models[STANDARD]]
     for arm in arms:

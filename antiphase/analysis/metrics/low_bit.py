@@ -45,7 +45,7 @@ def low_bit_logits(model: AntiphaseForCausalLM, bits: int | None) -> Iterator[No
             )
         if layer.window is not None:
             raise ValueError("low_bit_logits: got a layer with a window, expected none")
-        layer.attend = _attend(layer, bits)
+        layer.attend = _attend(layer, bits)  # type: ignore[method-assign]
     try:
         yield
     finally:
