@@ -49,6 +49,7 @@ SHARED = [  # import no room
     "lazy_imports",
     "markdown",
     "options",
+    "package_downloads",
 ]
 ROOMS = [
     "ops",

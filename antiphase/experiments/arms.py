@@ -32,7 +32,7 @@ class Arm:
         name: in tables and effects; two arms of a study never share a name.
         attention: the mechanism.
         options: of the mechanism.
-        changes: other fields of the recipe that this arm changes.
+        changes: other fields of the recipe that this arm changes; of `model`, the given fields.
         sweep: options of the mechanism that tuning chooses, with the values to try.
     """
 
@@ -70,12 +70,18 @@ def arm_recipe(shared: Recipe, arm: Arm, settings: Settings) -> Recipe:
         arm: and its changes.
         settings: chosen for the arm.
     """
+    model = {**shared.model, "branch_scale": settings.branch_scale, **arm.changes.get("model", {})}
+    if model.get("initialisation") == "published":
+        del model["branch_scale"]  # it has none
     return shared.changed(
-        attention=arm.attention,
-        attention_options={**arm.options, **settings.options},
-        lr=settings.lr,
-        model={**shared.model, "branch_scale": settings.branch_scale},
-    ).changed(**arm.changes)
+        **{
+            "attention": arm.attention,
+            "attention_options": {**arm.options, **settings.options},
+            "lr": settings.lr,
+            **arm.changes,
+            "model": model,
+        }
+    )
 
 
 @dataclass(frozen=True)

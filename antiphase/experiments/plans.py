@@ -2,11 +2,14 @@
 
 - QUICK: `antiphase lab`, minutes; three seeds and no tuning, so it is exploratory.
 - PRIMARY: `antiphase lab --full`, hours; its predictions are locked before its first run.
+- LADDER_NANO, LADDER_MICRO: `antiphase lab --study ladder-nano`, text at two sizes, many hours.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from antiphase.experiments.registry import EXPERIMENTS
+from antiphase.experiments import registry
+from antiphase.experiments.registry import EXPERIMENTS, RegisteredTest, tests_of
 from antiphase.experiments.tuning import Grid
 from antiphase.training import Recipe, load_recipe
 
@@ -31,25 +34,84 @@ class Plan:
     grid: Grid | None = None
     locked: bool = False
 
+    @property
+    def on_text(self) -> bool:
+        """Return whether its models are trained on text, where no answer has a known place."""
+        return self.recipe.task == "language"
+
 
 _RECIPE = load_recipe("needle-lab")
 _EASIER = {"length": 64, "keys": 8, "repeats": 3}
 QUICK = Plan(
-    "quick",
+    registry.QUICK,
     _RECIPE.changed(
         task_options={**_RECIPE.task_options, **_EASIER},
         batch_size=32,
         steps=700,
         decay=0.231,  # 150 steps
     ),
-    tuple(number for number, test in EXPERIMENTS.items() if test.quick),
+    tests_of(registry.QUICK),
     (0, 1, 2),
 )
 PRIMARY = Plan(
-    "primary",
+    registry.PRIMARY,
     _RECIPE,
-    tuple(number for number, test in EXPERIMENTS.items() if test.primary),
+    tests_of(registry.PRIMARY),
     tuple(range(100, 108)),
     Grid(steps=400),
     locked=True,
 )
+LADDER_NANO = Plan(
+    registry.LADDER_NANO,
+    load_recipe("prose-nano"),
+    tests_of(registry.LADDER_NANO),
+    tuple(range(200, 205)),
+    Grid(lr=4e-3, steps=180, seeds=(910,)),
+    locked=True,
+)
+LADDER_MICRO = Plan(
+    registry.LADDER_MICRO,
+    load_recipe("prose-micro"),
+    tests_of(registry.LADDER_MICRO),
+    tuple(range(300, 303)),
+    Grid(lr=4e-3, steps=180, seeds=(920,)),
+    locked=True,
+)
+PLANS = {plan.id: plan for plan in (QUICK, PRIMARY, LADDER_NANO, LADDER_MICRO)}
+
+
+def select_tests(plan: Plan, numbers: Sequence[int] | None = None) -> list[RegisteredTest]:
+    """Return the tests that a study runs.
+
+    Args:
+        plan: of the study.
+        numbers: these alone; None for all of the plan. The quick study runs any test of retrieval
+            that is asked for.
+
+    Raises:
+        ValueError: there is no test of that number, or it is not part of the study.
+    """
+    allowed = [*plan.tests]
+    if plan.id == QUICK.id:
+        allowed = [n for n, test in EXPERIMENTS.items() if not test.text]
+    for number in numbers or []:
+        if number not in EXPERIMENTS:
+            raise ValueError(
+                f"--only: got {number}, the tests are {', '.join(map(str, EXPERIMENTS))}"
+            )
+        if number not in allowed:
+            others = [p.id for p in PLANS.values() if number in p.tests]
+            raise ValueError(
+                f"--only: test {number} is not part of the study {plan.id!r}, whose tests are "
+                f"{', '.join(map(str, allowed))}; "
+                + (f"it is of --study {' or '.join(others)}" if others else "leave out --study")
+            )
+    return [EXPERIMENTS[n] for n in sorted(set(numbers or plan.tests))]
+
+
+def lab_command(study_id: str) -> str:
+    """Return the command that runs a study."""
+    if study_id == PRIMARY.id:
+        return "antiphase lab --full"
+    locked = study_id in PLANS and PLANS[study_id].locked
+    return f"antiphase lab --study {study_id}" if locked else "antiphase lab"

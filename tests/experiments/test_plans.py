@@ -5,23 +5,42 @@ import itertools
 import pytest
 
 from antiphase.experiments.conditions import AS_TRAINED, CONDITIONS, GRID, LENGTHS, STRESS
-from antiphase.experiments.plans import PRIMARY, QUICK
-from antiphase.experiments.registry import EXPERIMENTS, select_tests
+from antiphase.experiments.plans import PLANS, PRIMARY, QUICK, lab_command, select_tests
+from antiphase.experiments.registry import EXPERIMENTS
 from antiphase.tasks import Role, task
 
-PLANS = (QUICK, PRIMARY)
-each = pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.id)
+RETRIEVAL = [plan for plan in PLANS.values() if not plan.on_text]
+each = pytest.mark.parametrize("plan", RETRIEVAL, ids=lambda plan: plan.id)
 
 
 def test_plans_run_the_tests_that_the_registry_names():
-    assert list(PRIMARY.tests) == [t.number for t in select_tests(None, full=True)]
-    assert list(QUICK.tests) == [t.number for t in select_tests(None, full=False)]
-    assert set(PRIMARY.tests) <= set(EXPERIMENTS)
+    named = {study for test in EXPERIMENTS.values() for study in test.studies}
+    assert named == {*PLANS}
+    for plan in PLANS.values():
+        assert [test.number for test in select_tests(plan)] == [*plan.tests]
+        assert all(EXPERIMENTS[number].text == plan.on_text for number in plan.tests)
+
+
+def test_tests_are_chosen_within_a_study():
+    assert [test.number for test in select_tests(QUICK, [9, 2, 2])] == [2, 9]
+    with pytest.raises(ValueError, match="--only: got 14, the tests are 1, 2, 3"):
+        select_tests(QUICK, [14])
+    with pytest.raises(ValueError, match="it is of --study ladder-nano or ladder-micro"):
+        select_tests(QUICK, [20])
+    with pytest.raises(ValueError, match=r"test 2 is not part of the study 'primary', .* leave"):
+        select_tests(PRIMARY, [2])
+    commands = [lab_command(name) for name in ("quick", "primary", "ladder-nano", "of a test")]
+    assert commands == [
+        "antiphase lab",
+        "antiphase lab --full",
+        "antiphase lab --study ladder-nano",
+        "antiphase lab",
+    ]
 
 
 def test_no_seed_is_used_twice():
-    used = [set(plan.seeds) for plan in PLANS]
-    used += [set(plan.grid.seeds) for plan in PLANS if plan.grid is not None]
+    used = [set(plan.seeds) for plan in PLANS.values()]
+    used += [set(plan.grid.seeds) for plan in PLANS.values() if plan.grid is not None]
     assert not any(one & other for one, other in itertools.combinations(used, 2))
     assert PRIMARY.locked
     assert len(PRIMARY.seeds) >= 8

@@ -25,7 +25,7 @@ from antiphase.experiments.arms import (
 )
 from antiphase.experiments.local_pool import LocalEngine
 from antiphase.experiments.published_claims import SOURCES
-from antiphase.experiments.registry import EXPERIMENTS, RegisteredTest, select_tests
+from antiphase.experiments.registry import EXPERIMENTS, RegisteredTest
 from antiphase.experiments.report import cell_text, published_beside, verdict_rows, write_report
 from antiphase.experiments.report.html import write_html
 from antiphase.experiments.report.static import figure_names
@@ -269,8 +269,6 @@ def test_a_study_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "results.json").write_text("{")
     with pytest.raises(ValueError, match=r"has no results\.json of a study that can be read"):
         load_study(tmp_path)
-    with pytest.raises(ValueError, match="--only: got 14, the tests are 1, 2, 3"):
-        select_tests([14], full=False)
 
 
 def test_a_study_of_an_earlier_format_says_what_to_do(tmp_path):

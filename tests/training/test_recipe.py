@@ -18,6 +18,8 @@ def test_built_in_recipes_load_and_name_real_things():
         "needle-nano",
         "paper-1.4b",
         "paper-2.8b",
+        "prose-micro",
+        "prose-nano",
         "unchain",
     ]
     for name in built_in():

@@ -13,17 +13,15 @@ from typing import Any
 from antiphase.evaluation.benchmark_data import read_benchmark
 from antiphase.evaluation.suite.answers import exact, f1
 from antiphase.evaluation.suite.splits import Results, Splits, as_splits
+from antiphase.tasks.text.prose import EVALUATED_QUESTIONS
 
-QUESTIONS = 500
-"""Number of questions that are evaluated: the first of the file. Models that are trained on
-HotpotQA's paragraphs must leave out those of these questions."""
 CONDITIONS = ("distractors", "supporting")
 INSTRUCTION = "Answer the question in a few words, from the paragraphs.\n\n"
 
 
 def evaluated_questions() -> list[dict[str, Any]]:
     """Return the questions that are evaluated, as the file has them."""
-    return json.loads(read_benchmark("hotpotqa"))[:QUESTIONS]
+    return json.loads(read_benchmark("hotpotqa"))[:EVALUATED_QUESTIONS]
 
 
 def documents(**_: Any) -> Splits:

@@ -16,6 +16,7 @@ from antiphase.experiments.verdicts import (
     LEVEL,
     MIN_SEEDS,
     READINGS,
+    TEXT_READINGS,
     Effect,
     Judgement,
     Prediction,
@@ -133,8 +134,16 @@ def reading_tallies(study: Study) -> dict[str, str]:
     for result in ran(study):
         for reading, _, judgement in _primary(result):
             found.setdefault(reading, []).append(judgement.verdict)
-    known = (*READINGS, *DEX_READINGS)
+    known = (*READINGS, *TEXT_READINGS, *DEX_READINGS)
     return {reading: _tally(found[reading]) for reading in known if reading in found}
+
+
+def readings_shown(study: Study) -> dict[str, str]:
+    """Return the readings that a study is about, with what each says."""
+    tested = reading_tallies(study)
+    on_text = {name: says for name, says in TEXT_READINGS.items() if name in tested}
+    others = {name: says for name, says in READINGS.items() if name in tested or not on_text}
+    return {**others, **on_text}
 
 
 def detectable(interval: Interval) -> float:

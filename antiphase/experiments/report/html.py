@@ -20,6 +20,7 @@ from antiphase.experiments.report.findings import (
     power_line,
     power_rows,
     reading_tallies,
+    readings_shown,
     sentences,
 )
 from antiphase.experiments.report.interactive import plotly_map, plotly_panels
@@ -54,7 +55,7 @@ from antiphase.experiments.report.rows import (
 )
 from antiphase.experiments.report.words import INTRODUCTION, MAPS_NOTE, RECIPE_NOTE, WORDS
 from antiphase.experiments.results import Result, Study
-from antiphase.experiments.verdicts import READINGS, Verdict
+from antiphase.experiments.verdicts import Verdict
 from antiphase.training.checkpoints import write_atomic
 
 STYLE = """
@@ -148,7 +149,7 @@ def _readings(study: Study) -> list[str]:
         f"<li><b>{name}</b>: {escape(says)}"
         + (f". <b>{tallies[name]}</b>" if name in tallies else "")
         + "</li>"
-        for name, says in READINGS.items()
+        for name, says in readings_shown(study).items()
     ]
 
 

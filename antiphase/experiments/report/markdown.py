@@ -14,6 +14,7 @@ from antiphase.experiments.report.findings import (
     power_line,
     power_rows,
     reading_tallies,
+    readings_shown,
     sentences,
 )
 from antiphase.experiments.report.published import ABSENT
@@ -46,7 +47,6 @@ from antiphase.experiments.report.rows import (
 from antiphase.experiments.report.static import figure_names, map_rows
 from antiphase.experiments.report.words import INTRODUCTION, MAPS_NOTE, RECIPE_NOTE, WORDS
 from antiphase.experiments.results import Result, Study
-from antiphase.experiments.verdicts import READINGS
 from antiphase.markdown import markdown_table
 
 
@@ -111,7 +111,7 @@ def _readings(study: Study) -> list[str]:
     tallies = reading_tallies(study)
     return [
         f"- **{name}**: {says}" + (f". **{tallies[name]}**" if name in tallies else "")
-        for name, says in READINGS.items()
+        for name, says in readings_shown(study).items()
     ]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from antiphase.analysis.statistics import Interval
-from antiphase.experiments.plans import PRIMARY
+from antiphase.experiments.plans import lab_command
 from antiphase.experiments.published_claims import SOURCES
 from antiphase.experiments.report.words import SETTINGS
 from antiphase.experiments.results import NOT_SELECTED, Result, Study
@@ -351,7 +351,7 @@ def by_seed_text(interval: Interval, seeds: Sequence[int] = ()) -> str:
 
 def command(result: Result) -> str:
     """Return the command that runs a test again."""
-    if result.study_id == PRIMARY.id:
-        return f"antiphase lab --full --only {result.number}"
-    seeds = f" --seeds {len(result.seeds)}" if result.seeds else ""
-    return f"antiphase lab --only {result.number}{seeds}"
+    start = lab_command(result.study_id)
+    unlocked = start == "antiphase lab"
+    seeds = f" --seeds {len(result.seeds)}" if result.seeds and unlocked else ""
+    return f"{start} --only {result.number}{seeds}"

@@ -1,4 +1,4 @@
-"""Sources of text: files, globs, folders, a `datasets` name, or Python's standard library.
+"""Sources of text: files, globs, folders, a `datasets` name, Python's standard library, or prose.
 
 Documents come in a fixed order, each with its name, so that the same sources give the same corpus.
 Its hash and counts are in the manifest of every packed corpus and run that uses it.
@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from antiphase.tasks.text.prose import PROSE, prose_documents, require_prose
 
 BUILTIN = "stdlib"
 HUB = "datasets:"
@@ -32,7 +34,7 @@ def documents(sources: Iterable[str]) -> Iterator[Document]:
     """Yield every document of the sources, in a fixed order.
 
     Args:
-        sources: files, globs, folders, `stdlib`, or `datasets:NAME[:CONFIGURATION]`.
+        sources: files, globs, folders, `stdlib`, `prose`, or `datasets:NAME[:CONFIGURATION]`.
 
     Raises:
         ValueError: a source does not exist, has no text, or is not UTF-8.
@@ -40,6 +42,8 @@ def documents(sources: Iterable[str]) -> Iterator[Document]:
     for source in sources:
         if source == BUILTIN:
             yield from _standard_library()
+        elif source == PROSE:
+            yield from (Document(name, text) for name, text in prose_documents())
         elif source.startswith(HUB):
             yield from _hub_dataset(source.removeprefix(HUB))
         else:
@@ -54,11 +58,14 @@ def require_sources(sources: Iterable[str]) -> None:
         sources: as in `documents`.
 
     Raises:
-        ValueError: a path or glob matches no file, or the `datasets` package is missing.
+        ValueError: a path or glob matches no file, the prose is not installed, or the `datasets`
+            package is missing.
     """
     for source in sources:
         if source.startswith(HUB):
             _require_datasets(source)
+        elif source == PROSE:
+            require_prose()
         elif source != BUILTIN:
             _paths(source)
 
