@@ -29,7 +29,7 @@ from antiphase.experiments.ray_engine import RayEngine
 from antiphase.experiments.train_all import train_all
 from antiphase.markdown import markdown_table
 
-ENGINES: dict[str, Callable[[], Engine]] = {"local": LocalEngine, "ray": RayEngine}
+ENGINES: dict[str, Callable[[], Engine]] = {"local": LocalEngine, "ray": lambda: RayEngine("local")}
 
 
 @dataclass(frozen=True)

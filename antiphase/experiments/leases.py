@@ -127,12 +127,15 @@ def holders(folder: Path) -> dict[str, Holder]:
 
 
 class StallWatch:
-    """Finds leases whose holders give no sign of life; each is reported once."""
+    """Finds leases whose holders give no sign of life; each is reported once.
+
+    A holder that is known to be gone is left out: its lease is free at once for the engine's retry.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.patience = folder, patience()
         self._seen: dict[Path, tuple[bytes, float]] = {}
-        self._reported: set[Path] = set()
+        self._reported: set[str | None] = set()  # by token
 
     def stalled(self) -> dict[str, Holder]:
         """Return the holders whose lease has not changed for so long, by key."""
@@ -141,9 +144,10 @@ class StallWatch:
             content, since = self._seen.get(holder.path, (b"", now))
             since = since if content == holder.content else now
             seen[holder.path] = holder.content, since
-            if now - since >= self.patience and holder.path not in self._reported:
-                self._reported.add(holder.path)
-                found[key] = holder
+            if now - since < self.patience or holder.token in self._reported or holder.gone:
+                continue
+            self._reported.add(holder.token)
+            found[key] = holder
         self._seen = seen
         return found
 

@@ -74,6 +74,7 @@ class Cluster:
                 *(sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start"),
                 *options,
                 *ports,
+                *("--min-worker-port", "0", "--max-worker-port", "0"),  # free ones: one machine
                 *("--node-ip-address", "127.0.0.1", "--num-cpus", "1", "--block"),
                 *("--object-store-memory", str(80_000_000), "--disable-usage-stats"),
             ],

@@ -152,9 +152,10 @@ def test_the_same_command_continues_on_a_new_head(cluster, tmp_path):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
 def test_a_full_folder(tmp_path):
     """Real runs on a file system that is too small for them; then it grows."""
+    from antiphase.experiments.arms import STANDARD, V1
     from antiphase.experiments.local_pool import LocalEngine
     from antiphase.experiments.train_all import train_all
-    from tests.experiments.small import STANDARD, V1, small_run
+    from tests.experiments.small import small_run
 
     root = tmp_path / "small"
     root.mkdir()

@@ -23,6 +23,7 @@ from antiphase.experiments.arms import (
     TrainingRun,
     arm_recipe,
 )
+from antiphase.experiments.leases import LEASES
 from antiphase.experiments.local_pool import LocalEngine
 from antiphase.experiments.published_claims import SOURCES
 from antiphase.experiments.registry import EXPERIMENTS, RegisteredTest
@@ -80,11 +81,10 @@ def test_a_quick_study_ends_with_verdicts_and_a_page(folder):
     assert [table.title.split()[0] for table in study.training] == ["Steps", "RMS"]
     assert load_study(folder) == study
     # nothing is trained or measured again
-    stamps = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.name != "results.json"}
+    paths = [p for p in folder.rglob("*") if p.name not in ("results.json", LEASES)]
+    stamps = {p: p.stat().st_mtime_ns for p in paths}
     again = study_of(folder)
-    assert {p: p.stat().st_mtime_ns for p in stamps if not p.name.endswith(".lock")} == {
-        p: t for p, t in stamps.items() if not p.name.endswith(".lock")
-    }
+    assert {p: p.stat().st_mtime_ns for p in paths} == stamps
     assert again == study
     write_report(study, folder)
     text = (folder / "report.md").read_text()
