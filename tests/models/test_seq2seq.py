@@ -29,6 +29,7 @@ INDEPENDENT = [name for name in CROSS if not small(name).mixes_sequences]
 
 def config(name="standard", **fields):
     sizes = {
+        "attention": name,
         "vocab_size": 61,
         "hidden_size": 64,
         "intermediate_size": 160,
@@ -39,7 +40,7 @@ def config(name="standard", **fields):
         "pad_token_id": 0,
         "eos_token_id": 2,
     }
-    return AntiphaseSeq2SeqConfig(attention=name, **{**sizes, **fields})
+    return AntiphaseSeq2SeqConfig(**{**sizes, **fields})
 
 
 def model(name="standard", **fields):
