@@ -23,9 +23,9 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
 
 
 def docstrings() -> str:
-    """Return the docstrings of the standard library's modules, one after the other."""
+    """Return the docstrings of some modules of the standard library, one after the other."""
     texts = []
-    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("[d-i]*.py")):
         tree = ast.parse(path.read_bytes())
         found = (ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, DOCUMENTED))
         texts += [text for text in found if text]
@@ -58,7 +58,7 @@ def main() -> None:
     """Train, then predict the masked bytes of text that was not trained on."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--attention", default="diff_v2")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=200)
     options = parser.parse_args()
     torch.manual_seed(0)
     model = AntiphaseForMaskedLM(preset("nano", options.attention, vocab_size=256, is_causal=False))
