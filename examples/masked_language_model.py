@@ -18,7 +18,7 @@ from transformers import Trainer, TrainingArguments
 
 from antiphase import AntiphaseForMaskedLM, preset
 
-LENGTH, MASK, MASKED = 64, 0, 0.15  # tokens per sequence; a byte that no text has; fraction
+LENGTH, MASK, MASKED = 32, 0, 0.15  # tokens per sequence; a byte that no text has; fraction
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
 
 
@@ -58,18 +58,18 @@ def main() -> None:
     """Train, then predict the masked bytes of text that was not trained on."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--attention", default="diff_v2")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=400)
     options = parser.parse_args()
     torch.manual_seed(0)
     model = AntiphaseForMaskedLM(preset("nano", options.attention, vocab_size=256, is_causal=False))
     examples = sequences(docstrings())
     held_out, training = examples[:256], examples[256:]
-    optimizer = torch.optim.AdamW(model.parameter_groups(weight_decay=0.1), lr=2e-3)
+    optimizer = torch.optim.AdamW(model.parameter_groups(weight_decay=0.1), lr=5e-3)
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             folder,
             max_steps=options.steps,
-            per_device_train_batch_size=32,
+            per_device_train_batch_size=64,
             logging_steps=50,
             save_strategy="no",
             report_to="none",
