@@ -1,6 +1,6 @@
 """What other libraries learn of our models on `import antiphase`, without loading them or PyTorch.
 
-- transformers: `AutoConfig` gets a stand-in under our model type. Its first use imports
+- transformers: `AutoConfig` gets stand-ins under our model types. Their first use imports
   `antiphase.models`, which registers the real classes with all Auto classes.
 - PEFT: default target modules, those of Llama, whose projections have the same names.
 """
@@ -13,7 +13,10 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-MODEL_TYPE = "antiphase"
+CONFIGS = {  # by model type
+    "antiphase": "AntiphaseConfig",
+    "antiphase_seq2seq": "AntiphaseSeq2SeqConfig",
+}
 
 
 def register() -> None:
@@ -23,29 +26,33 @@ def register() -> None:
 
 
 def _with_transformers(module: ModuleType) -> None:
-    if MODEL_TYPE not in module.CONFIG_MAPPING:
-        module.AutoConfig.register(MODEL_TYPE, _ConfigStandIn)
+    for model_type, name in CONFIGS.items():
+        if model_type not in module.CONFIG_MAPPING:
+            module.AutoConfig.register(model_type, type(name, (_ConfigStandIn,), {"name": name}))
 
 
 class _ConfigStandIn:
-    """Takes the place of `AntiphaseConfig` in `AutoConfig` until the first model is loaded."""
+    """Takes the place of a configuration in `AutoConfig` until the first model is loaded."""
+
+    name: str  # of the class in `antiphase.models`
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        return _config_class()(*args, **kwargs)
+        return cls._config_class()(*args, **kwargs)
 
     @classmethod
     def from_dict(cls, *args: Any, **kwargs: Any) -> Any:
-        return _config_class().from_dict(*args, **kwargs)
+        return cls._config_class().from_dict(*args, **kwargs)
 
-
-def _config_class() -> Any:
-    return importlib.import_module("antiphase.models").AntiphaseConfig
+    @classmethod
+    def _config_class(cls) -> Any:
+        return getattr(importlib.import_module("antiphase.models"), cls.name)
 
 
 def _with_peft(module: ModuleType) -> None:
     for name, table in vars(module).items():
         if name.endswith("_MODULES_MAPPING") and "llama" in table:
-            table.setdefault(MODEL_TYPE, table["llama"])
+            for model_type in CONFIGS:
+                table.setdefault(model_type, table["llama"])
 
 
 def _after_import(name: str, function: Callable[[ModuleType], None]) -> None:

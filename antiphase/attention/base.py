@@ -71,7 +71,7 @@ class Attention(nn.Module, ABC):
     row_by_row: ClassVar[bool] = True  # a row of the maps depends on no other query
     full_attention_every: ClassVar[int] = 0  # of a model's layers with a window: 4 is every fourth
     tensor_parallel: ClassVar[dict[str, str]] = {}  # style of each projection, split by heads
-    is_causal: ClassVar[bool] = True  # read by transformers' attention functions, as is `config`
+    is_causal: bool = True  # read by transformers' attention functions, as is `config`
     config: Any = None  # of the model that the layer is part of
     o_proj: nn.Linear
 

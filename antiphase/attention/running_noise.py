@@ -59,7 +59,8 @@ def _new_key_padding(name: str, heads: Heads, mask: Tensor | None) -> Tensor | N
             f"mask: got {mask.dtype} of shape {tuple(mask.shape)}; {name}, with its running "
             "state, takes only a boolean padding mask [B, Tk] beside causal=True or False"
         )
-    return mask[:, 0, 0, -heads.new :].expand(heads.x.shape[0], -1)
+    new = mask[:, 0, 0, mask.shape[-1] - heads.new :]  # none, if all keys of a context are cached
+    return new.expand(heads.x.shape[0], -1)
 
 
 def store_state(heads: Heads, state: Tensor) -> None:

@@ -37,6 +37,9 @@ class LayerCache:
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append keys and values [B, heads, T, width]; return all that are cached now."""
         T = k.shape[2]
+        if T == 0:  # a context whose keys and values were cached before
+            layer = self.cache.layers[self.layer]
+            return layer.keys, layer.values
         if k.shape[3] == 0:  # only layers of our own count tokens without channels
             self._running_layer()
             with_room(self.cache)

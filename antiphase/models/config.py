@@ -1,16 +1,21 @@
 """The configuration of a model: its mechanism, its sizes, and its other layers."""
 
 import inspect
-import math
 import shutil
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import PreTrainedConfig
 
 from antiphase.attention import Attention, mechanism
+from antiphase.models.config_checks import (
+    check_bidirectional,
+    check_choice,
+    check_masking,
+    check_sizes,
+)
 from antiphase.models.config_fields import (
     check_fields,
     generation_fields,
@@ -21,6 +26,7 @@ from antiphase.options import nearest
 
 FEED_FORWARDS = {"swiglu": (3, 8 / 3), "relu": (2, 4.0)}  # matrices, default width / D
 NORMS = ("rms", "layer")
+NORM_POSITIONS = ("pre", "post")
 POSITIONS = ("rope", "sinusoidal", "none")
 MATCHES = ("parameters", "none")
 INITIALISATIONS = ("scaled", "published")
@@ -28,27 +34,6 @@ FULL, SLIDING = "full_attention", "sliding_attention"  # transformers' names of 
 HYBRID = "hybrid"  # and of a layer with keys, values and a running state
 # What a saved model's config.json names for `trust_remote_code=True`: `saved_code.py` as a file.
 _CODE = "modeling_antiphase"
-AUTO_MAP = {
-    auto: f"{_CODE}.{auto.replace('Auto', 'Antiphase').replace('ModelFor', 'For')}"
-    for auto in (
-        "AutoConfig",
-        "AutoModel",
-        "AutoModelForCausalLM",
-        "AutoModelForQuestionAnswering",
-        "AutoModelForSequenceClassification",
-        "AutoModelForTokenClassification",
-    )
-}
-_SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
-    "max_position_embeddings",
-)
 
 
 class AntiphaseConfig(PreTrainedConfig):
@@ -68,17 +53,23 @@ class AntiphaseConfig(PreTrainedConfig):
         head_dim: width of the standard heads; hidden_size / num_attention_heads by default.
         feed_forward: "swiglu" or "relu".
         norm: "rms" or "layer".
+        norm_position: "pre": x + f(norm(x)) and a last norm; "post": norm(x + f(x)), as in 2017.
         position: "rope", "sinusoidal" or "none".
         rope_parameters: transformers' RoPE settings: `rope_theta`, `rope_type` and its parameters.
         max_position_embeddings: the context length; RoPE's scaling types use it.
         rms_norm_eps: of all norms.
         attention_bias: whether the projections of attention have a bias.
+        mlp_bias: whether the feed-forward layers have biases.
+        is_causal: whether a token attends only to itself and earlier ones. False makes the stack a
+            bidirectional encoder, without cache or windows.
         sliding_window: tokens that a token attends to in layers with a sliding window, the last of
             which is itself; None for no window.
         layer_types: "sliding_attention" or "full_attention" for each layer; with a
             `sliding_window`, all layers have it by default, of grouped_latent 3 of 4.
         attention_dropout: probability to drop a weight of the map that is applied to V, in
             training.
+        residual_dropout: probability to drop a channel of the embedded tokens, and of what a
+            branch adds to the residual stream, in training.
         attn_logit_softcapping: softmax scores s become c * tanh(s / c) with this c; None for no
             cap.
         initializer_range: standard deviation of the initial weights.
@@ -88,6 +79,7 @@ class AntiphaseConfig(PreTrainedConfig):
             public code. Loaded weights are not touched.
         branch_scale: factor of that small scale.
         tie_word_embeddings: whether the head shares the embedding's weights.
+        scale_embedding: multiply embedded tokens by sqrt(D), as in 2017; not `inputs_embeds`.
         use_cache: whether the model returns a KV cache by default.
         pad_token_id: padding token, whose embedding is zero.
         bos_token_id: first token of a sequence.
@@ -100,9 +92,18 @@ class AntiphaseConfig(PreTrainedConfig):
     """
 
     model_type = "antiphase"
+    auto_classes: ClassVar[dict[str, str]] = {
+        "AutoConfig": "AntiphaseConfig",
+        "AutoModel": "AntiphaseModel",
+        "AutoModelForCausalLM": "AntiphaseForCausalLM",
+        "AutoModelForMaskedLM": "AntiphaseForMaskedLM",
+        "AutoModelForQuestionAnswering": "AntiphaseForQuestionAnswering",
+        "AutoModelForSequenceClassification": "AntiphaseForSequenceClassification",
+        "AutoModelForTokenClassification": "AntiphaseForTokenClassification",
+    }
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
     # Inputs and outputs of the parts that pipeline parallelism puts on different devices.
-    base_model_pp_plan = {  # noqa: RUF012
+    base_model_pp_plan: ClassVar[Any] = {
         "embed_tokens": (["input_ids"], ["inputs_embeds"]),
         "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),
         "norm": (["hidden_states"], ["hidden_states"]),
@@ -122,19 +123,24 @@ class AntiphaseConfig(PreTrainedConfig):
         head_dim: int | None = None,
         feed_forward: str = "swiglu",
         norm: str = "rms",
+        norm_position: str = "pre",
         position: str = "rope",
         rope_parameters: dict[str, Any] | None = None,
         max_position_embeddings: int = 2048,
         rms_norm_eps: float = 1e-5,
         attention_bias: bool = False,
+        mlp_bias: bool = False,
+        is_causal: bool = True,
         sliding_window: int | None = None,
         layer_types: list[str] | None = None,
         attention_dropout: float = 0.0,
+        residual_dropout: float = 0.0,
         attn_logit_softcapping: float | None = None,
         initializer_range: float = 0.02,
         initialisation: str = "scaled",
         branch_scale: float = 1.0,
         tie_word_embeddings: bool = False,
+        scale_embedding: bool = False,
         use_cache: bool = True,
         pad_token_id: int | None = None,
         bos_token_id: int | None = None,
@@ -154,28 +160,34 @@ class AntiphaseConfig(PreTrainedConfig):
         self.head_dim = default_width if head_dim is None else head_dim
         self.feed_forward = feed_forward
         self.norm = norm
+        self.norm_position = norm_position
         self.position = position
         self.rope_parameters = rope_parameters
         self.max_position_embeddings = max_position_embeddings
         self.rms_norm_eps = rms_norm_eps
         self.attention_bias = attention_bias
+        self.mlp_bias = mlp_bias
+        self.is_causal = is_causal
         self.sliding_window = sliding_window
         self.attention_dropout = attention_dropout
+        self.residual_dropout = residual_dropout
         self.attn_logit_softcapping = attn_logit_softcapping
         self.initializer_range = initializer_range
         self.initialisation = initialisation
         self.branch_scale = branch_scale
         self.tie_word_embeddings = tie_word_embeddings
-        self.use_cache = use_cache
+        self.scale_embedding = scale_embedding
+        self.use_cache = use_cache and is_causal  # a bidirectional model has none
         self.pad_token_id = pad_token_id
         self.bos_token_id = bos_token_id
         self.eos_token_id = eos_token_id
-        _choice("feed_forward", feed_forward, FEED_FORWARDS)
-        _choice("norm", norm, NORMS)
-        _choice("position", position, POSITIONS)
-        _choice("match", match, MATCHES)
-        _choice("initialisation", initialisation, INITIALISATIONS)
-        check_fields(kwargs, OWN_FIELDS, feed_forward, attention)
+        check_choice("feed_forward", feed_forward, FEED_FORWARDS)
+        check_choice("norm", norm, NORMS)
+        check_choice("norm_position", norm_position, NORM_POSITIONS)
+        check_choice("position", position, POSITIONS)
+        check_choice("match", match, MATCHES)
+        check_choice("initialisation", initialisation, INITIALISATIONS)
+        check_fields(kwargs, self.own_fields(), feed_forward, attention)
         ratio = FEED_FORWARDS[feed_forward][1]
         default_width = max(8, round(ratio * hidden_size / 8) * 8)
         self.intermediate_size = default_width if intermediate_size is None else intermediate_size
@@ -184,19 +196,28 @@ class AntiphaseConfig(PreTrainedConfig):
                 f"num_attention_heads: {num_attention_heads} heads do not divide hidden_size "
                 f"{hidden_size}; change one of them or give head_dim"
             )
-        self._check_sizes()
+        check_sizes(self)
         if (rope_parameters or {}).get("partial_rotary_factor", 1) != 1:
             raise ValueError(
                 f"rope_parameters: got {rope_parameters}, but RoPE rotates all channels of a head; "
                 "leave partial_rotary_factor out"
             )
-        self._check_masking()
+        check_masking(self)
+        if not is_causal:
+            check_bidirectional("attention", attention)
         # DynamicCache(config=...) reads them; a model without windows or states has none.
         if (types := self._layer_types(layer_types)) is not None:
             self.layer_types = types
         self.base_model_tp_plan = _tensor_parallel_plan(attention, feed_forward)
         _ = self.feed_forward_width  # raises for sizes that do not fit, before a model is built
         super().__init__(**kwargs)
+
+    @classmethod
+    def own_fields(cls) -> list[str]:
+        """Return the names of the fields that these models read, beside those of transformers."""
+        kinds = [kind for kind in cls.__mro__ if issubclass(kind, AntiphaseConfig)]
+        names = [n for kind in reversed(kinds) for n in inspect.signature(kind.__init__).parameters]
+        return [name for name in dict.fromkeys(names) if name not in ("self", "kwargs")]
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -210,17 +231,18 @@ class AntiphaseConfig(PreTrainedConfig):
         Raises:
             ValueError: a keyword is unknown, or the configuration is invalid.
         """
-        changes = {n: v for n, v in kwargs.items() if n in OWN_FIELDS or is_not_implemented(n)}
+        own = cls.own_fields()
+        changes = {n: v for n, v in kwargs.items() if n in own or is_not_implemented(n)}
         kwargs = {name: value for name, value in kwargs.items() if name not in changes}
         if not kwargs.get("return_unused_kwargs"):  # else the caller, a model class, raises
             others = {*kwargs} - {"return_unused_kwargs", "gguf_file"}
-            check_fields(dict.fromkeys(others), OWN_FIELDS, "swiglu")
+            check_fields(dict.fromkeys(others), own, "swiglu")
         fields = {**config_dict, **changes}
         if "branch_scale" not in fields:  # files older than the field: all were initialised so
             fields.setdefault("initialisation", "published")
-        for name in generation_fields(fields, OWN_FIELDS):
+        for name in generation_fields(fields, own):
             del fields[name]  # transformers drops them as well: they moved to GenerationConfig
-        unknown = {name: fields.pop(name) for name in unknown_fields(fields, OWN_FIELDS)}
+        unknown = {name: fields.pop(name) for name in unknown_fields(fields, own)}
         if unknown:
             warnings.warn(
                 f"config: unknown fields {', '.join(unknown)} are kept, but have no effect",
@@ -243,7 +265,7 @@ class AntiphaseConfig(PreTrainedConfig):
         if not folder.is_file():  # transformers raises for it
             folder.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(Path(__file__).with_name("saved_code.py"), folder / f"{_CODE}.py")
-        self.auto_map = dict(AUTO_MAP)
+        self.auto_map = {auto: f"{_CODE}.{ours}" for auto, ours in self.auto_classes.items()}
         super().save_pretrained(save_directory, *args, **kwargs)
 
     @classmethod
@@ -257,6 +279,14 @@ class AntiphaseConfig(PreTrainedConfig):
             layer: index of the block, from 0.
         """
         return self._layer_of(self.attention, self.attention_options, layer)
+
+    def cross_attention_layer(self, layer: int) -> Attention | None:
+        """Return a new cross-attention layer; None where a block has none.
+
+        Args:
+            layer: index of the block, from 0.
+        """
+        return None
 
     def layer_type(self, layer: int) -> str:
         """Return transformers' name for the type of a layer.
@@ -310,83 +340,29 @@ class AntiphaseConfig(PreTrainedConfig):
             )
         return list(given)
 
-    def _check_masking(self) -> None:
-        window, dropout = self.sliding_window, self.attention_dropout
-        softcap = self.attn_logit_softcapping
-        if window is not None and not window >= 1:
-            raise ValueError(
-                f"sliding_window: got {window}, expected at least 1, or None for no window"
-            )
-        if window is not None and mechanism(self.attention).running_state:
-            raise ValueError(
-                f"sliding_window: got {window}, but {self.attention} keeps a running state over "
-                "all tokens, from which none can be taken out again; pass None or another attention"
-            )
-        if not 0 <= dropout < 1:
-            raise ValueError(
-                f"attention_dropout: got {dropout}, expected a probability, 0 <= p < 1"
-            )
-        if dropout and not mechanism(self.attention).has_maps:
-            raise ValueError(
-                f"attention_dropout: got {dropout}, but {self.attention} has no attention map "
-                "whose weights it could drop; pass 0 or another attention"
-            )
-        if softcap is not None and not 0 < softcap < math.inf:
-            raise ValueError(
-                f"attn_logit_softcapping: got {softcap}, expected a number above 0, or None"
-            )
-        if softcap is not None and not mechanism(self.attention).has_softmax:
-            raise ValueError(
-                f"attn_logit_softcapping: got {softcap}, but {self.attention} has no softmax whose "
-                "scores it could bound; pass None or another attention"
-            )
-
-    def _check_sizes(self) -> None:
-        """Raise for a size that no model can have; `Attention` checks how sizes fit together."""
-        for name in _SIZES:
-            value = getattr(self, name)
-            if value < 1:
-                raise ValueError(f"{name}: got {value}, expected at least 1")
-        if not 0 < self.initializer_range < math.inf:
-            raise ValueError(
-                f"initializer_range: got {self.initializer_range}, expected a standard deviation "
-                "above 0, such as 0.02 (which transformers takes in place of 0)"
-            )
-        if not 0 < self.branch_scale < math.inf:
-            raise ValueError(f"branch_scale: got {self.branch_scale}, expected a number above 0")
-        if self.initialisation == "published" and self.branch_scale != 1:
-            raise ValueError(
-                f"branch_scale: got {self.branch_scale}, but the published initialisation has no "
-                "branch scale; use initialisation='scaled' or leave branch_scale out"
-            )
+    def attention_surplus(self) -> int:
+        """Return how many parameters a block's attention has more than standard attention."""
+        with torch.device("meta"):  # counts parameters without allocating them
+            return _count(self.attention_layer()) - _count(self._layer_of("standard", {}, 0))
 
     @property
     def feed_forward_width(self) -> int:
         """Return the actual width of the feed-forward layers, after matching parameters."""
-        with torch.device("meta"):  # counts parameters without allocating them
-            count = _count(self.attention_layer())
-            baseline = _count(self._layer_of("standard", {}, 0))
-        if self.match == "none" or count == baseline:
+        more = self.attention_surplus()
+        if self.match == "none" or not more:
             return int(self.intermediate_size)
         matrices = FEED_FORWARDS[self.feed_forward][0]
         # Kernels are fast at multiples of 8; wide models stay within 0.25% of the baseline with it.
         step = 8 if self.hidden_size >= 512 else 1
-        surplus = (count - baseline) / (matrices * self.hidden_size)
+        surplus = more / (matrices * self.hidden_size)
         width = round((self.intermediate_size - surplus) / step) * step
         if width < step:
             raise ValueError(
-                f"match: {self.attention} has {count - baseline:,} parameters per layer more than "
+                f"match: {self.attention} has {more:,} parameters per layer more than "
                 f"standard attention, which a feed-forward layer of width {self.intermediate_size} "
                 "cannot compensate; raise intermediate_size or use match='none'"
             )
         return width
-
-
-OWN_FIELDS = tuple(
-    name
-    for name in inspect.signature(AntiphaseConfig.__init__).parameters
-    if name not in ("self", "kwargs")
-)
 
 
 def _tensor_parallel_plan(attention: str, feed_forward: str) -> dict[str, str] | None:
@@ -405,10 +381,3 @@ def _tensor_parallel_plan(attention: str, feed_forward: str) -> dict[str, str] |
 
 def _count(module: torch.nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
-
-
-def _choice(name: str, value: str, allowed: Any) -> None:
-    if value not in allowed:
-        raise ValueError(
-            f"{name}: got {value!r}, allowed are {', '.join(allowed)}{nearest(str(value), allowed)}"
-        )

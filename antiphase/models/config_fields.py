@@ -1,7 +1,7 @@
 """Which keywords `AntiphaseConfig` accepts beside its own fields.
 
 transformers stores any keyword as an attribute. A misspelt field would silently keep its default,
-and a field of another architecture (`mlp_bias`) would be stored without any effect.
+and a field of another architecture (`resid_pdrop`) would be stored without any effect.
 """
 
 import dataclasses
@@ -41,10 +41,8 @@ _NOT_IMPLEMENTED: dict[str, tuple[Any, ...]] = {
     "final_logit_softcapping": (None,),
     "hidden_dropout": (0,),
     "hidden_dropout_prob": (0,),
-    "is_causal": (True,),
     "is_encoder_decoder": (False,),
     "logits_scaling": (1,),
-    "mlp_bias": (False,),
     "model_type": ("antiphase",),
     "num_experts": (None, 0),
     "num_local_experts": (None, 0),

@@ -10,7 +10,8 @@ The scaled start brings the attention branches of all mechanisms to one order of
 depth and width:
 
 - W_O has standard deviation initializer_range * branch_scale / sqrt(2 L): L layers add 2 L branches
-  to the stream. (The down projection keeps initializer_range: scaled likewise, it learned slower.)
+  to the stream, with cross-attention 3 L. (The down projection keeps initializer_range: scaled
+  likewise, it learned slower.)
   Where heads have another RMS by themselves, a mechanism's `output_scale` compensates for it.
 - the gain of an RMS head norm, times V1's factor 1 - lam_init, is about the RMS of a head's output
   without the norm;
@@ -37,9 +38,9 @@ QUERIES_AND_KEYS = ("q_proj", "k_proj", "noise_q_proj", "noise_k_proj", "k_rope_
 AVERAGING = 0.2
 
 
-def output_std(config: AntiphaseConfig) -> float:
-    """Return the initial standard deviation of W_O."""
-    factor = config.branch_scale / math.sqrt(2 * config.num_hidden_layers)
+def output_std(config: AntiphaseConfig, branches: int = 2) -> float:
+    """Return the initial standard deviation of W_O, in blocks of so many branches."""
+    factor = config.branch_scale / math.sqrt(branches * config.num_hidden_layers)
     return float(config.initializer_range * factor)
 
 
@@ -55,10 +56,15 @@ def scaled_start(block: Any, config: AntiphaseConfig) -> None:
     """Initialise the matrices and gains of a block that the scaled start changes.
 
     Args:
-        block: with `self_attn`, initialised as published.
+        block: with `self_attn` and perhaps `cross_attn`, initialised as published.
         config: of the model.
     """
-    attention = block.self_attn
+    layers = [layer for layer in (block.self_attn, block.cross_attn) if layer is not None]
+    for layer in layers:
+        _scale_attention(layer, config, branches=len(layers) + 1)
+
+
+def _scale_attention(attention: Any, config: AntiphaseConfig, branches: int) -> None:
     for name in QUERIES_AND_KEYS:
         if isinstance(projection := getattr(attention, name, None), nn.Linear):
             nn.init.normal_(projection.weight, 0.0, projection.in_features**-0.5)
@@ -66,7 +72,7 @@ def scaled_start(block: Any, config: AntiphaseConfig) -> None:
     if latent != config.hidden_size:
         enlarged = config.initializer_range * math.sqrt(config.hidden_size / latent)
         nn.init.normal_(attention.v_proj.weight, 0.0, enlarged)
-    std = output_std(config) * attention.output_scale(normed_rms(config))
+    std = output_std(config, branches) * attention.output_scale(normed_rms(config))
     nn.init.normal_(attention.o_proj.weight, 0.0, std)
     for part in attention.modules():
         if isinstance(part, HeadNorm) and part.kind == "rms":

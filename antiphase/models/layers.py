@@ -13,7 +13,7 @@ from antiphase.attention.heads import Cache, Rotary
 from antiphase.attention.parts import Float32Parameters
 from antiphase.attention.projections import apply_linear
 from antiphase.models.config import AntiphaseConfig
-from antiphase.models.masks import OpsMask
+from antiphase.models.masks import BACKENDS, OpsMask
 from antiphase.ops import rms_norm
 
 
@@ -42,13 +42,14 @@ class SwiGLU(nn.Module):
     Args:
         hidden_size: D.
         width: of the hidden layer.
+        bias: whether the layers have biases.
     """
 
-    def __init__(self, hidden_size: int, width: int) -> None:
+    def __init__(self, hidden_size: int, width: int, bias: bool) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(hidden_size, width, bias=False)
-        self.up_proj = nn.Linear(hidden_size, width, bias=False)
-        self.down_proj = nn.Linear(width, hidden_size, bias=False)
+        self.gate_proj = nn.Linear(hidden_size, width, bias)
+        self.up_proj = nn.Linear(hidden_size, width, bias)
+        self.down_proj = nn.Linear(width, hidden_size, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, T, D]."""
@@ -62,12 +63,13 @@ class ReLU(nn.Module):
     Args:
         hidden_size: D.
         width: of the hidden layer.
+        bias: whether the layers have biases.
     """
 
-    def __init__(self, hidden_size: int, width: int) -> None:
+    def __init__(self, hidden_size: int, width: int, bias: bool) -> None:
         super().__init__()
-        self.up_proj = nn.Linear(hidden_size, width, bias=False)
-        self.down_proj = nn.Linear(width, hidden_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, width, bias)
+        self.down_proj = nn.Linear(width, hidden_size, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, T, D]."""
@@ -132,7 +134,9 @@ def sinusoidal(positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
 
 
 class Block(GradientCheckpointingLayer):
-    """x + attention(norm(x)), then x + feed_forward(norm(x)).
+    """Attention, then cross-attention in a decoder that has an encoder, then feed-forward.
+
+    Each is a branch f of the residual stream: x + f(norm(x)), or with post-norm norm(x + f(x)).
 
     Args:
         config: of the model.
@@ -145,13 +149,20 @@ class Block(GradientCheckpointingLayer):
         kind = {"swiglu": SwiGLU, "relu": ReLU}[config.feed_forward]
         self.self_attn = config.attention_layer(layer)
         self.self_attn.config = config  # names the attention function
-        self.mlp = kind(config.hidden_size, width)
+        self.self_attn.is_causal = config.is_causal
+        self.mlp = kind(config.hidden_size, width, config.mlp_bias)
         self.input_layernorm = norm_of(config)
         self.post_attention_layernorm = norm_of(config)
+        self.cross_attn = config.cross_attention_layer(layer)
+        if self.cross_attn is not None:
+            self.cross_attention_layernorm = norm_of(config)
+        self.post_norm = config.norm_position == "post"
+        self.dropout = nn.Dropout(config.residual_dropout)
 
     def forward(
         self,
         x: Tensor,
+        context: Tensor | None = None,
         *,
         mask: OpsMask,
         rotary: Rotary,
@@ -159,23 +170,30 @@ class Block(GradientCheckpointingLayer):
         backend: str,
         return_map: bool,
         function_arguments: dict[str, Any] | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+        context_mask: Tensor | None = None,
+        context_cache: Cache | None = None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Run one block.
 
         Args:
             x: [B, T, D].
+            context: [B, S, D], what cross-attention reads; no tokens of it ([B, 0, D]) where
+                `context_cache` has the keys and values of all.
             mask: with the causal flag and the documents of packed sequences.
             rotary: RoPE's cos and sin; empty without RoPE.
             cache: of this layer, or None.
             backend: of `antiphase.ops`.
-            return_map: also return the attention map.
+            return_map: also return the attention maps.
             function_arguments: of the attention function that `backend` names; None for an op.
+            context_mask: boolean padding mask of the context, [B, S].
+            context_cache: of this layer's cross-attention, or None.
 
         Returns:
-            [B, T, D], and the map that is applied to V, [B, h, T, Tk], or None.
+            [B, T, D], and the maps that are applied to V, of attention [B, h, T, Tk] and of
+            cross-attention [B, h, T, S], or None.
         """
         out: Any = self.self_attn(
-            self.input_layernorm(x),
+            self._before(x, self.input_layernorm),
             causal=mask.causal,
             mask=mask.mask,
             documents=mask.documents,
@@ -186,5 +204,34 @@ class Block(GradientCheckpointingLayer):
             function_arguments=function_arguments,
         )
         out, maps = out if return_map else (out, {})
-        x = x + out
-        return x + self.mlp(self.post_attention_layernorm(x)), maps.get("difference")
+        x = self._after(x, out, self.input_layernorm)
+        cross_maps: dict[str, Tensor] = {}
+        if self.cross_attn is not None:
+            if context is None:
+                raise ValueError(
+                    "context: cross-attention needs the encoder's output; call the decoder through "
+                    "AntiphaseForConditionalGeneration"
+                )
+            out = self.cross_attn(
+                self._before(x, self.cross_attention_layernorm),
+                context,
+                mask=context_mask,
+                rotary={},  # positions of two sequences have no distance
+                cache=context_cache,
+                backend=backend if backend in BACKENDS else "auto",
+                return_maps=return_map,
+            )
+            out, cross_maps = out if return_map else (out, {})
+            x = self._after(x, out, self.cross_attention_layernorm)
+        out = self.mlp(self._before(x, self.post_attention_layernorm))
+        x = self._after(x, out, self.post_attention_layernorm)
+        return x, maps.get("difference"), cross_maps.get("difference")
+
+    def _before(self, x: Tensor, norm: nn.Module) -> Any:
+        """Return the input of a branch."""
+        return x if self.post_norm else norm(x)
+
+    def _after(self, x: Tensor, out: Tensor, norm: nn.Module) -> Any:
+        """Return the residual stream after a branch."""
+        x = x + self.dropout(out)
+        return norm(x) if self.post_norm else x

@@ -81,10 +81,12 @@ def _ops_mask(
 ) -> OpsMask:
     if cache is None or not cache.is_compileable:
         if attention_mask is None:
-            return OpsMask(None, causal=True, documents=documents)
+            return OpsMask(None, causal=config.is_causal, documents=documents)
         if attention_mask.dim() == 2:
-            padding = _padding(attention_mask, x)
-            return OpsMask(padding[:, None, None, :], causal=True, documents=documents)
+            padding = token_mask(attention_mask, x)
+            mask = padding[:, None, None, :]
+            return OpsMask(mask, causal=config.is_causal, documents=documents)
+    # With is_causal=False, `create_causal_mask` makes a bidirectional one.
     create = create_sliding_window_causal_mask if kind == SLIDING else create_causal_mask
     mask = create(
         config=config, inputs_embeds=x, attention_mask=attention_mask, past_key_values=cache
@@ -92,7 +94,7 @@ def _ops_mask(
     if mask is not None and mask.is_floating_point():
         # transformers adds the lowest finite number where a key is masked, the ops know -inf
         mask = mask.masked_fill(mask <= torch.finfo(mask.dtype).min, -torch.inf)
-    return OpsMask(mask, causal=mask is None)
+    return OpsMask(mask, causal=config.is_causal and mask is None)
 
 
 def function_masks(
@@ -127,7 +129,7 @@ def function_masks(
             past_key_values=cache,
             and_mask_function=None if documents is None else _same_document(documents, x.shape[0]),
         )
-        masks[kind] = OpsMask(mask, causal=True)
+        masks[kind] = OpsMask(mask, causal=config.is_causal)
     return masks
 
 
@@ -153,9 +155,22 @@ def _is_recorded() -> bool:
     return torch.compiler.is_compiling() or is_tracing()
 
 
-def _padding(attention_mask: Tensor, x: Tensor) -> Tensor:
+def token_mask(attention_mask: Tensor, x: Tensor) -> Tensor:
     """Return a padding mask [B, Tk] as booleans, True: a token."""
     return attention_mask.to(device=x.device, dtype=torch.bool)
+
+
+def positions_of_tokens(attention_mask: Any, positions: Tensor) -> Tensor:
+    """Return positions that count tokens and no padding, so that its side makes no difference.
+
+    Args:
+        attention_mask: as for `ops_masks`; only a padding mask [B, Tk] changes the positions.
+        positions: [1, T], those that count padding, too.
+    """
+    if not isinstance(attention_mask, Tensor) or attention_mask.dim() != 2:
+        return positions
+    counted = attention_mask.to(positions).cumsum(1) - 1
+    return counted[:, -positions.shape[1] :].clamp_min(0)
 
 
 def packed_documents(
@@ -192,7 +207,7 @@ def packed_documents(
     if static and _is_recorded():  # positions have no values to look at
         return None
     past = 0 if cache is None else int(cache.get_seq_length())
-    padding = _padding(attention_mask, x) if isinstance(attention_mask, Tensor) else None
+    padding = token_mask(attention_mask, x) if isinstance(attention_mask, Tensor) else None
     starts = _starts(x, position_ids, None if padding is None else padding[:, past:], boundaries)
     cached = getattr(cache, _ATTRIBUTE, None) if past else None
     if past and position_ids is not None and not _is_recorded():

@@ -41,6 +41,8 @@ _PIPELINES = {  # by the Auto class
     "AutoModelForTokenClassification": "token-classification",
     "AutoModelForQuestionAnswering": "question-answering",
     "AutoModelForCausalLM": "text-generation",
+    "AutoModelForMaskedLM": "fill-mask",
+    "AutoModelForSeq2SeqLM": "text2text-generation",
     "AutoModel": "feature-extraction",
 }
 _GENERATED = "This model card has been automatically generated"  # in transformers' own card
@@ -59,8 +61,8 @@ def write_card(model: Any, folder: str | Path) -> None:
     if path.exists() and _GENERATED not in path.read_text(encoding="utf-8"):
         return
     config = model.config
-    auto = type(model).__name__.replace("AntiphaseFor", "AntiphaseModelFor")
-    auto = auto.replace("Antiphase", "Auto")
+    by_class = {ours: auto for auto, ours in config.auto_classes.items()}
+    auto = by_class.get(type(model).__name__, "AutoModel")
     counts = config.attention_layer().head_counts
     text = _CARD.format(
         tags="\n".join(f"- {tag}" for tag in [*MODEL_TAGS, config.attention.replace("_", "-")]),

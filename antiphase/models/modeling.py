@@ -1,28 +1,23 @@
-"""Antiphase models for Hugging Face: base model, causal language model, task heads."""
+"""Antiphase models for Hugging Face: what all share, and the stack of blocks."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_layers import (
-    GenericForQuestionAnswering,
-    GenericForSequenceClassification,
-    GenericForTokenClassification,
-)
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from antiphase.attention import Attention, mechanism
 from antiphase.attention.parts import Float32Parameters
-from antiphase.attention.projections import apply_linear
 from antiphase.attention.recurrence import init_recurrence
 from antiphase.models.cache import LayerCache, forget_constants
 from antiphase.models.config import AntiphaseConfig
+from antiphase.models.context import Context
 from antiphase.models.growing_cache import with_room
 from antiphase.models.initialisation import scaled_start
 from antiphase.models.layers import Block, RotaryPositions, norm_of, sinusoidal
@@ -32,10 +27,10 @@ from antiphase.models.masks import (
     function_masks,
     ops_masks,
     packed_documents,
+    positions_of_tokens,
     without_full_padding_mask,
 )
 from antiphase.models.model_card import MODEL_TAGS, write_card
-from antiphase.models.serving import served_heads
 from antiphase.ops.documents import document_ranges
 
 # What only the ops have. "sdpa" names an attention function of transformers as well.
@@ -51,7 +46,7 @@ def is_computed_by_functions(config: AntiphaseConfig) -> bool:
 class AntiphasePreTrainedModel(PreTrainedModel):
     """What all Antiphase models share: loading, saving, initialisation, backends, outputs."""
 
-    config_class = AntiphaseConfig
+    config_class: type[AntiphaseConfig] = AntiphaseConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["Block"]  # noqa: RUF012
@@ -61,7 +56,7 @@ class AntiphasePreTrainedModel(PreTrainedModel):
     # mechanisms that one call of them does not compute.
     _supports_sdpa = _supports_flash_attn = _supports_flex_attn = True
     _supports_attention_backend = True
-    # What `output_hidden_states` and `output_attentions` collect: a block's two results.
+    # What `output_hidden_states` and `output_attentions` collect: a block's results.
     _can_record_outputs = {  # noqa: RUF012
         "hidden_states": OutputRecorder(Block, index=0),
         "attentions": OutputRecorder(Block, index=1),
@@ -164,6 +159,8 @@ def _takes_documents(function: str, arguments: dict[str, Any]) -> bool:
 class AntiphaseModel(AntiphasePreTrainedModel):
     """The stack of blocks: tokens to hidden states.
 
+    It is a causal decoder, or with `is_causal=False` a bidirectional encoder.
+
     Args:
         config: of the model.
     """
@@ -176,7 +173,9 @@ class AntiphaseModel(AntiphasePreTrainedModel):
             Block(config, layer, width) for layer in range(config.num_hidden_layers)
         )
         self.layer_types = [config.layer_type(i) for i in range(config.num_hidden_layers)]
-        self.norm = norm_of(config)
+        self.dropout = nn.Dropout(config.residual_dropout)
+        # With post-norm, the last block has normalised what it returns.
+        self.norm = nn.Identity() if config.norm_position == "post" else norm_of(config)
         if config.position == "rope":
             self.rotary = RotaryPositions(config, self.attention_layers[0].rotary_widths)
         self.mechanism = mechanism(config.attention)
@@ -184,8 +183,8 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         self.gradient_checkpointing = False
         # transformers casts weights while it loads them, past `Float32Parameters._apply`.
         self._keep_in_fp32_modules_strict = {
-            f"self_attn.{name}"
-            for name, part in self.attention_layers[0].named_modules()
+            name
+            for name, part in self.layers[0].named_modules()
             if isinstance(part, Float32Parameters) and part.state_dict()
         }
         self.post_init()
@@ -201,6 +200,7 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        context: Context | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """Return the hidden states.
@@ -213,6 +213,7 @@ class AntiphaseModel(AntiphasePreTrainedModel):
             past_key_values: the KV cache.
             inputs_embeds: embedded tokens [B, T, D] in place of `input_ids`.
             use_cache: return the KV cache; the configuration's by default.
+            context: what the blocks' cross-attention reads, in a decoder that has an encoder.
             **kwargs: `output_hidden_states`, `output_attentions` and `return_dict`. The attentions
                 are the maps that are applied to V: for a differential layer the differences. And
                 the boundaries of packed sequences that collators give beside or in place of
@@ -224,7 +225,7 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         config = self.config
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("input_ids, inputs_embeds: give exactly one of them")
-        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        x = self._embed(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=config)
             if not torch.compiler.is_compiling():
@@ -247,11 +248,14 @@ class AntiphaseModel(AntiphasePreTrainedModel):
             position_ids = (torch.arange(x.shape[1], device=x.device) + past)[None]
             if documents is not None:  # each document counts from 0
                 position_ids = position_ids - document_ranges(documents, x.shape[1])[..., 0]
+            elif config.position == "sinusoidal":  # RoPE has only distances
+                position_ids = positions_of_tokens(attention_mask, position_ids)
         rotary = {}
         if config.position == "rope":
             rotary = self.rotary(x, position_ids)
         elif config.position == "sinusoidal":
             x = x + sinusoidal(position_ids, config.hidden_size, x.dtype)
+        x = self.dropout(x)
         function_arguments = {**kwargs, "position_ids": position_ids} if by_function else None
         static = past_key_values is not None and past_key_values.is_compileable
         eager = not static and not torch.compiler.is_compiling()
@@ -266,12 +270,14 @@ class AntiphaseModel(AntiphasePreTrainedModel):
                 cache = LayerCache(past_key_values, i, static_prefill=prefill, decodes=decodes)
             out = block(
                 x,
+                None if context is None else context.states,
                 mask=mask,
                 rotary=rotary,
                 cache=cache,
                 backend=backend if by_function or backend in BACKENDS else "auto",
                 return_map=return_map,
                 function_arguments=function_arguments,
+                **({} if context is None else context.of_layer(i, decodes)),
             )
             # A server replaces the blocks that another process computes by ones that return x.
             x = out[0] if isinstance(out, tuple) else out
@@ -279,6 +285,10 @@ class AntiphaseModel(AntiphasePreTrainedModel):
             last_hidden_state=self.norm(x),
             past_key_values=past_key_values if use_cache else None,
         )
+
+    def _embed(self, input_ids: Tensor | None) -> Tensor:
+        x: Tensor = self.embed_tokens(input_ids)
+        return x * self.config.hidden_size**0.5 if self.config.scale_embedding else x
 
     def _calls_function(self, backend: str, return_map: bool) -> bool:
         """Tell whether the layers call an attention function of transformers instead of an op.
@@ -296,138 +306,13 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         return [block.self_attn for block in self.layers]  # type: ignore[misc]
 
     def _check_cache(self, cache: Cache | None) -> None:
+        if cache is not None and not self.config.is_causal:
+            raise ValueError(
+                "past_key_values, use_cache: a bidirectional model reads all tokens at once and "
+                "has no cache; leave them out"
+            )
         if cache is not None and cache.is_compileable and not self.mechanism.static_cache:
             raise ValueError(
                 f"past_key_values: {self.mechanism.name} does not work with a static cache; use a "
                 "dynamic one (cache_implementation='dynamic')"
             )
-
-
-class AntiphaseForCausalLM(AntiphasePreTrainedModel, GenerationMixin):
-    """A causal language model: the stack of blocks and a head over the vocabulary.
-
-    Args:
-        config: of the model.
-    """
-
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
-    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
-    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # noqa: RUF012
-
-    def __init__(self, config: AntiphaseConfig) -> None:
-        super().__init__(config)
-        self.model = AntiphaseModel(config)
-        # A running state cannot drop tokens again: no assisted decoding or prompt lookup.
-        self._is_stateful = mechanism(config.attention).running_state
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
-
-    def _prepare_cache_for_generation(
-        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> None:
-        given = model_kwargs.get("past_key_values")
-        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
-        cache = model_kwargs.get("past_key_values")
-        if given is None and isinstance(cache, DynamicCache) and not cache.offloading:
-            with_room(cache)
-
-    def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate by transformers' continuous batching, whose arguments these are.
-
-        It needs an attention function that knows its paged cache. A model on one of the ops uses
-        "sdpa" for the time of the call.
-
-        Raises:
-            ValueError: the mechanism does not have the heads that the paged cache is made for.
-        """
-        config = self.config
-        _, kv_heads, width = served_heads(config)
-        if (kv_heads, width) != (config.num_key_value_heads, config.head_dim):
-            raise ValueError(
-                f"generate_batch: {config.attention} has {kv_heads} key/value heads of width "
-                f"{width} in one call of standard attention, but the paged cache is made for "
-                f"{config.num_key_value_heads} of width {config.head_dim}; use generate"
-            )
-        before = config._attn_implementation
-        if before in ONLY_OPS:
-            self.set_attn_implementation("sdpa")
-        try:
-            return super().generate_batch(*args, **kwargs)
-        finally:
-            self.set_attn_implementation(before)
-
-    @can_return_tuple  # type: ignore[untyped-decorator]
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
-        """Return the logits, and with `labels` the loss.
-
-        Args:
-            input_ids: tokens [B, T]; or give `inputs_embeds`.
-            attention_mask: padding mask [B, Tk], or a mask [B, 1, T, Tk] (True: attend).
-            position_ids: [B | 1, T]; by default they continue the cache. Positions that restart
-                mark packed sequences.
-            past_key_values: the KV cache.
-            inputs_embeds: embedded tokens [B, T, D] in place of `input_ids`.
-            labels: [B, T], the tokens themselves (they are shifted here); -100 is ignored.
-            use_cache: return the KV cache; the configuration's by default.
-            logits_to_keep: only the last so many positions, or positions [n]; 0 for all.
-            **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`, and what
-                transformers' loss function takes.
-
-        Returns:
-            `logits` [B, T, vocabulary], `loss`, and the optional outputs that were requested.
-        """
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            **kwargs,
-        )
-        x = outputs.last_hidden_state
-        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = apply_linear(self.lm_head, x[:, keep, :])
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
-            )
-        return CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
-
-
-class AntiphaseForSequenceClassification(
-    GenericForSequenceClassification,
-    AntiphasePreTrainedModel,
-):
-    """A classifier of sequences: the stack of blocks and a head on the last token of each.
-
-    Padding behind the last token is found by `pad_token_id`.
-    """
-
-
-class AntiphaseForTokenClassification(GenericForTokenClassification, AntiphasePreTrainedModel):
-    """A classifier of tokens: the stack of blocks and a head on every token."""
-
-
-class AntiphaseForQuestionAnswering(GenericForQuestionAnswering, AntiphasePreTrainedModel):
-    """Extractive question answering: for every token, whether the answer starts or ends there."""
-
-    base_model_prefix = "model"  # so that the body of a language model is loaded

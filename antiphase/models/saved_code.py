@@ -8,10 +8,14 @@ try:
     from antiphase.models import (
         AntiphaseConfig,
         AntiphaseForCausalLM,
+        AntiphaseForConditionalGeneration,
+        AntiphaseForMaskedLM,
         AntiphaseForQuestionAnswering,
         AntiphaseForSequenceClassification,
         AntiphaseForTokenClassification,
         AntiphaseModel,
+        AntiphaseSeq2SeqConfig,
+        AntiphaseSeq2SeqModel,
     )
 except ModuleNotFoundError as error:
     if error.name != "antiphase":
@@ -26,8 +30,12 @@ except ModuleNotFoundError as error:
 __all__ = [
     "AntiphaseConfig",
     "AntiphaseForCausalLM",
+    "AntiphaseForConditionalGeneration",
+    "AntiphaseForMaskedLM",
     "AntiphaseForQuestionAnswering",
     "AntiphaseForSequenceClassification",
     "AntiphaseForTokenClassification",
     "AntiphaseModel",
+    "AntiphaseSeq2SeqConfig",
+    "AntiphaseSeq2SeqModel",
 ]

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from antiphase.models.causal_lm import AntiphaseForCausalLM
 from antiphase.models.config import AntiphaseConfig
-from antiphase.models.modeling import AntiphaseForCausalLM
 
 _PROJECTIONS = tuple(f"self_attn.{name}_proj." for name in "qkvo")
 

@@ -17,6 +17,8 @@ QUICK = {
     "attention_maps": (["--out", "maps.png"], "wrote maps.png"),
     "finetune_lora": (["--steps", "2"], "accuracy on 256 new sequences"),
     "language_model_trainer": (["--steps", "2"], "nats per byte"),
+    "masked_language_model": (["--steps", "2"], "of the masked bytes predicted"),
+    "translate": (["--steps", "2", "--sentences", "8"], "of new sentences translated correctly"),
     "unchain_smollm2": (["--tiny", "--steps", "2"], "a plain LlamaForCausalLM again: True"),
     "vision_transformer": (["--steps", "2"], "diff_v1: accuracy"),
 }
@@ -55,6 +57,17 @@ def test_an_example_runs(name, tmp_path, monkeypatch, capsys):
 def test_the_vision_transformer_learns(tmp_path):
     out = run("vision_transformer", [], tmp_path)
     assert float(out.split("accuracy ")[1].split()[0]) > 0.9
+
+
+@pytest.mark.slow
+def test_the_2017_transformer_translates(tmp_path):
+    assert float(run("translate", [], tmp_path).split(": ")[-1].split()[0]) > 0.9
+
+
+@pytest.mark.slow
+def test_the_masked_language_model_predicts_more_than_spaces(tmp_path):
+    out = run("masked_language_model", [], tmp_path)
+    assert float(out.split(": ")[-2].split()[0]) > float(out.split(": ")[-1].rstrip(")\n")) + 0.1
 
 
 @pytest.mark.slow

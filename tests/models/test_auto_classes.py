@@ -14,7 +14,13 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-from antiphase.models import AntiphaseForQuestionAnswering, AntiphaseForTokenClassification
+from antiphase.models import (
+    AntiphaseConfig,
+    AntiphaseForQuestionAnswering,
+    AntiphaseForTokenClassification,
+    AntiphaseSeq2SeqConfig,
+    saved_code,
+)
 from tests.models.tiny import config, model, token_ids
 
 ROOT = Path(__file__).parents[2]
@@ -72,11 +78,14 @@ def test_the_import_stays_light_beside_transformers(tmp_path):
     code = (
         "import antiphase, sys\nfrom transformers import AutoConfig\n"
         "print('light', 'antiphase' in sys.modules and 'antiphase.models' not in sys.modules)\n"
-        "print('made', AutoConfig.for_model('antiphase', attention='standard').attention)"
+        "print('made', AutoConfig.for_model('antiphase', attention='standard').attention)\n"
+        "made = AutoConfig.for_model('antiphase_seq2seq', cross_attention='linear')\n"
+        "print('made', made.cross_attention, type(made).__name__)"
     )
     done = run(code, tmp_path)
     assert "light True" in done.stdout, done.stderr
     assert "made standard" in done.stdout, done.stderr
+    assert "made linear AntiphaseSeq2SeqConfig" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("auto", ["AutoModelForCausalLM", "AutoModel"])
@@ -90,6 +99,13 @@ def test_trusted_code_finds_the_installed_package(auto, folder, tmp_path):
     assert "modeling.py" not in files
     saved = json.loads((tmp_path / "again" / "config.json").read_text())
     assert saved["auto_map"]["AutoModel"] == "modeling_antiphase.AntiphaseModel"
+
+
+def test_the_saved_code_has_what_a_saved_config_names():
+    for kind in (AntiphaseConfig, AntiphaseSeq2SeqConfig):
+        assert kind.auto_classes["AutoConfig"] == kind.__name__
+        assert {*kind.auto_classes.values()} <= {*saved_code.__all__}
+        assert all(hasattr(saved_code, name) for name in kind.auto_classes.values())
 
 
 def test_without_the_package_the_error_says_how_to_install_it(folder, tmp_path):

@@ -139,7 +139,7 @@ def test_presets_accept_any_field():
         ({"ratio": 2}, "no field 'ratio'; its fields are"),  # of another mechanism
         ({"temperature": 0.5}, "'temperature': it is a setting of generation"),
         ({"use_sliding_window": True}, "use_sliding_window: got True, .* or pass False"),
-        ({"mlp_bias": True}, "mlp_bias: got True"),
+        ({"resid_pdrop": 0.1}, "resid_pdrop: got 0.1"),
         ({"hidden_act": "gelu"}, "hidden_act: got 'gelu', .* pass 'silu'"),
         ({"hidden_act": "silu", "feed_forward": "relu"}, "hidden_act: got 'silu', .* pass 'relu'"),
         ({"layer_types": ["chunked_attention"] * 2}, "layer_types: got 'chunked_attention', allow"),
@@ -266,8 +266,8 @@ def test_an_unknown_field_of_a_saved_config_warns_and_is_saved_again(tmp_path):
 def test_a_saved_config_with_something_not_implemented_raises(tmp_path):
     config("diff_v1").save_pretrained(tmp_path)
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"mlp_bias": True}))
-    with pytest.raises(ValueError, match="mlp_bias: got True"):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"resid_pdrop": 0.1}))
+    with pytest.raises(ValueError, match=r"resid_pdrop: got 0\.1"):
         AutoConfig.from_pretrained(tmp_path)
 
 

@@ -8,9 +8,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import DiffLlamaForCausalLM, PreTrainedModel
 
+from antiphase.models.causal_lm import AntiphaseForCausalLM
 from antiphase.models.config import AntiphaseConfig
 from antiphase.models.locate import read_config
-from antiphase.models.modeling import AntiphaseForCausalLM
 from antiphase.models.weights.diffllama import SHARED_FIELDS, from_diffllama, to_diffllama
 from antiphase.models.weights.official import from_official
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
 
+from antiphase.models.causal_lm import AntiphaseForCausalLM
 from antiphase.models.config import AntiphaseConfig
-from antiphase.models.modeling import AntiphaseForCausalLM
 from antiphase.models.weights.head_order import halves_to_pairs, pairs_to_halves
 
 SHARED_FIELDS = (
@@ -109,6 +109,9 @@ def _check_expressible(ours: AntiphaseForCausalLM) -> None:
         "attention": "diff_v1",
         "feed_forward": "swiglu",
         "norm": "rms",
+        "norm_position": "pre",
+        "mlp_bias": False,
+        "scale_embedding": False,
         "position": "rope",
         "sliding_window": None,
         "attn_logit_softcapping": None,

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from antiphase.models.causal_lm import AntiphaseForCausalLM
 from antiphase.models.config import AntiphaseConfig
-from antiphase.models.modeling import AntiphaseForCausalLM
 from antiphase.models.weights.head_order import interleaved_to_halves
 
 _NAMES = (
