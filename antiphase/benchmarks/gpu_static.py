@@ -91,10 +91,13 @@ class Compiled:
     def faults(self) -> list[str]:
         """Return what must not be: spills, much shared memory, products without tensor cores.
 
-        Spills of fp32 on NVIDIA are known, and in the table.
+        Spills of fp32 on NVIDIA, and of the smallest tiles, are known, and in the table.
         """
+        from antiphase.ops.triton.kernels.tiles import SMALL
+
         v, found = self.variant, []
         known = v.dtype == "fp32" and v.architecture != "gfx942"
+        known |= v.uses_products and v.tile in SMALL[DTYPES[v.dtype]][v.kernel]
         if self.spills and not known:
             found.append(f"{self.spills} bytes of spilled registers")
         if self.shared > SHARED_MEMORY[v.architecture]:
@@ -342,7 +345,8 @@ Made by `antiphase bench gpu-static --out docs/results/gpu-static.md` ({about}).
 this is what the compilers say (ptxas, read by cuobjdump; LLVM for AMD), not a measurement of speed.
 
 Each row is a kernel with one of its tiles, the preferred one of the architecture first, then others
-that a device may measure or, with little shared memory, need; over the masks that it was compiled
+that a device may measure or, with little shared memory, need (the last ones of at most 32 x 32: only
+these may spill in 16 bits); over the masks that it was compiled
 with (their number stands in the row; the heaviest is always among them): registers
 per thread and shared memory as a range, spilled bytes per thread the most, programs per
 multiprocessor (compute unit) the fewest. Products are counted in the code with the heaviest mask.
