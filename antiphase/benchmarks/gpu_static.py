@@ -344,10 +344,10 @@ _PAGE = """# The Triton kernels, compiled and not run
 Made by `antiphase bench gpu-static --out docs/results/gpu-static.md` ({about}). No GPU was there:
 this is what the compilers say (ptxas, read by cuobjdump; LLVM for AMD), not a measurement of speed.
 
-Each row is a kernel with one of its tiles, the preferred one of the architecture first, then others
-that a device may measure or, with little shared memory, need (the last ones of at most 32 x 32: only
-these may spill in 16 bits); over the masks that it was compiled
-with (their number stands in the row; the heaviest is always among them): registers
+Each row is a kernel with one of its tiles: the preferred one of the architecture first, then others
+that a device may measure, then small ones for devices with little shared memory (only these may
+spill in 16 bits). A row covers the masks that it was compiled with (their number stands in the
+row; the heaviest is always among them): registers
 per thread and shared memory as a range, spilled bytes per thread the most, programs per
 multiprocessor (compute unit) the fewest. Products are counted in the code with the heaviest mask.
 fp16 compiles as bf16 does. fp32 products are three tf32 products on NVIDIA ("tf32x3"), which hold
