@@ -41,7 +41,7 @@ MASKS = {  # name: (mode, padding)
 }
 KEY_MASKS = ("full", "causal", "all")  # of dkv, where every other mask is an interval per key
 DTYPES = {"bf16": 16, "fp32": 32}
-SMALL = ("row_products", "merge")  # without products
+WITHOUT_PRODUCTS = ("row_products", "merge")
 MAPS = ("two maps", "shared keys", "one map, sink")
 SHARED_MEMORY = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "gfx942": 64 << 10}
 TENSOR_CORES = {  # the instruction of tiles with at least 64 rows, and that of smaller ones
@@ -73,7 +73,7 @@ class Variant:
     @property
     def uses_products(self) -> bool:
         """Tell whether the kernel has matrix products."""
-        return self.kernel not in SMALL
+        return self.kernel not in WITHOUT_PRODUCTS
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,13 @@ class Compiled:
     def faults(self) -> list[str]:
         """Return what must not be: spills, much shared memory, products without tensor cores.
 
-        Spills of fp32 on NVIDIA are known, and in the table.
+        Spills of fp32 on NVIDIA, and of the smallest tiles, are known, and in the table.
         """
+        from antiphase.ops.triton.kernels.tiles import SMALL
+
         v, found = self.variant, []
         known = v.dtype == "fp32" and v.architecture != "gfx942"
+        known |= v.uses_products and v.tile in SMALL[DTYPES[v.dtype]][v.kernel]
         if self.spills and not known:
             found.append(f"{self.spills} bytes of spilled registers")
         if self.shared > SHARED_MEMORY[v.architecture]:
@@ -113,31 +116,34 @@ class Compiled:
 
 
 def variants(architectures: Iterable[str] = ARCHITECTURES) -> Iterator[Variant]:
-    """Return all variants that are compiled, with the preferred tile of each.
+    """Return all variants that are compiled, with every tile that a device may use.
 
-    Every mask with two maps in 16 bits. For shared keys, one map, decoding and fp32, the mask that
-    needs most: padding and a window with kept keys. fp32 at two of the four widths.
+    Every mask with two maps in 16 bits. For shared keys, one map, decoding and fp32, and for tiles
+    of devices with little shared memory, the mask that needs most: padding and a window with kept
+    keys. fp32 at two of the four widths.
 
     Args:
         architectures: Names from `ARCHITECTURES`.
     """
-    from antiphase.ops.triton.kernels.tiles import TILES, Tile
+    from antiphase.ops.triton.kernels.tiles import SMALL, TILES, Tile
 
     for architecture in architectures:
         for dtype, widths, kernel in itertools.product(DTYPES, WIDTHS, KERNELS):
             if dtype == "fp32" and widths not in ("medium", "wide"):
                 continue
-            if kernel in SMALL:
+            if kernel in WITHOUT_PRODUCTS:
                 tile = Tile(16, 16, 4, 1)
                 for maps in ("two maps", "one map, sink"):
                     yield Variant(kernel, architecture, widths, dtype, maps, "full", tile)
                 continue
-            tile = TILES[architecture, DTYPES[dtype], kernel][widths][0]
-            for maps in MAPS if dtype == "bf16" else MAPS[:1]:
-                every = maps == "two maps" and dtype == "bf16" and kernel != "decode"
-                masks = KEY_MASKS if kernel == "dkv" else MASKS
-                for mask in masks if every else ("all",):
-                    yield Variant(kernel, architecture, widths, dtype, maps, mask, tile)
+            masks = KEY_MASKS if kernel == "dkv" else MASKS
+            for tile in TILES[architecture, DTYPES[dtype], kernel][widths]:
+                for maps in MAPS if dtype == "bf16" else MAPS[:1]:
+                    every = maps == "two maps" and dtype == "bf16" and kernel != "decode"
+                    for mask in masks if every else ("all",):
+                        yield Variant(kernel, architecture, widths, dtype, maps, mask, tile)
+            for tile in SMALL[DTYPES[dtype]][kernel]:
+                yield Variant(kernel, architecture, widths, dtype, "two maps", "all", tile)
 
 
 def compile_variant(variant: Variant) -> Compiled:
@@ -326,7 +332,7 @@ def as_markdown(found: list[Compiled]) -> str:
         groups: dict[tuple[object, ...], list[Compiled]] = {}
         for c in rows:
             v = c.variant
-            groups.setdefault((v.kernel, v.widths, v.dtype, v.maps), []).append(c)
+            groups.setdefault((v.kernel, v.widths, v.dtype, v.maps, v.tile), []).append(c)
         lines += [_row(group) for group in groups.values()]
     faults = [f"- {c.variant}: {fault}" for c in found for fault in c.faults]
     lines += ["\n## Faults\n", *(faults or ["None."])]
@@ -338,8 +344,10 @@ _PAGE = """# The Triton kernels, compiled and not run
 Made by `antiphase bench gpu-static --out docs/results/gpu-static.md` ({about}). No GPU was there:
 this is what the compilers say (ptxas, read by cuobjdump; LLVM for AMD), not a measurement of speed.
 
-Each row is a kernel with the tile that is preferred on that architecture, over the masks that it
-was compiled with (their number stands in the row; the heaviest is always among them): registers
+Each row is a kernel with one of its tiles: the preferred one of the architecture first, then others
+that a device may measure, then small ones for devices with little shared memory (only these may
+spill in 16 bits). A row covers the masks that it was compiled with (their number stands in the
+row; the heaviest is always among them): registers
 per thread and shared memory as a range, spilled bytes per thread the most, programs per
 multiprocessor (compute unit) the fewest. Products are counted in the code with the heaviest mask.
 fp16 compiles as bf16 does. fp32 products are three tf32 products on NVIDIA ("tf32x3"), which hold

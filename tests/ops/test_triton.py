@@ -182,22 +182,30 @@ def test_the_fastest_tile_that_fits_is_kept(monkeypatch, tmp_path):
     from antiphase.ops.triton.kernels.tiles import Tile
     from antiphase.ops.triton.kernels.tuning import choose
 
-    tiles = [Tile(128, 64, 8, 2), Tile(64, 64, 4, 2), Tile(64, 32, 4, 1), Tile(16, 16, 4, 1)]
-    times, launched = dict(zip(tiles, (1.0, 9.0, 2.0, 5.0), strict=True)), []
+    tiles = [Tile(128, 64, 8, 2), Tile(64, 64, 4, 2), Tile(64, 32, 4, 1)]
+    small = [Tile(32, 32, 4, 1), Tile(16, 16, 4, 1)]
+    times, launched = dict(zip(tiles, (1.0, 9.0, 2.0), strict=True)), []
+    too_large = {tiles[0]}
 
     def launch(tile):
         launched.append(tile)
-        if tile == tiles[0]:
+        if tile in too_large:
             raise OutOfResources(200_000, 100_000, "shared memory")
 
     clock = lambda launch, tile: times[tile]  # noqa: E731
-    assert choose(tiles, launch, None, measure=False) == tiles[1]
-    assert choose(tiles, launch, "a" * 64, clock=clock) == tiles[2]
+    assert choose(tiles, small, launch, None, measure=False) == tiles[1]
     launched.clear()
-    assert choose(tiles, launch, "a" * 64, clock=clock) == tiles[2]
+    assert choose(tiles, small, launch, "a" * 64, clock=clock) == tiles[2]
+    assert launched == tiles  # small ones are not tried where others fit
+    launched.clear()
+    assert choose(tiles, small, launch, "a" * 64, clock=clock) == tiles[2]
     assert not launched  # read from the cache
+    too_large |= {*tiles, small[0]}
+    assert choose(tiles, small, launch, None, measure=False) == small[1]
+    assert choose(tiles, small, launch, "b" * 64, clock=clock) == small[1]
+    assert choose(tiles, small, launch, "b" * 64, clock=clock) == small[1]
     with pytest.raises(OutOfResources):
-        choose(tiles[:1], launch, None, clock=clock)
+        choose(tiles, small[:1], launch, None, clock=clock)
 
 
 def test_one_map_is_covered_without_lam():

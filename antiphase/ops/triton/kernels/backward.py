@@ -11,7 +11,7 @@ without atomic additions, so results repeat bit by bit.
 import triton
 import triton.language as tl
 
-from .blocks import CAUSAL, FULL, KEPT, ROWS, load_rows, store_rows, visible
+from .blocks import CAUSAL, FULL, KEPT, ROWS, load_rows, of_head, store_rows, visible
 from .forward import key_blocks
 
 
@@ -27,7 +27,8 @@ def row_products_kernel(
     rows = tl.arange(0, BM)
     i = m0 + rows
     row = bh.to(tl.int64) * Tq
-    dout = load_rows(DOut + b * do_b + h * do_h, m0, do_t, rows, Tq, DV, BDV).to(tl.float32)
+    dout_base = of_head(DOut, b, do_b, h, 1, do_h)
+    dout = load_rows(dout_base, m0, do_t, rows, Tq, DV, BDV).to(tl.float32)
     out = load_rows(Out + row * DV, m0, DV, rows, Tq, DV, BDV).to(tl.float32)
     D1 = tl.sum(dout * out, 1)
     if TWO:
@@ -58,20 +59,20 @@ def dq_kernel(
     rows, keys = tl.arange(0, BM), tl.arange(0, BN)
     i = m0 + rows
     row = bh.to(tl.int64) * Tq
-    k1_base = K1 + b * k1_b + (h // kv_group) * k1_h
-    v_base = V + b * v_b + (h // kv_group) * v_h
+    k1_base = of_head(K1, b, k1_b, h, kv_group, k1_h)
+    v_base = of_head(V, b, v_b, h, kv_group, v_h)
     bounds, padding = Bounds + b * bounds_b, Padding + b * padding_b
     begin, _, end, first, kept = key_blocks(
         m0, bounds, kind_stride, KeyRange + b * range_b, Tq, Tk, MODE, PADDING, BM, BN
     )
-    q1 = load_rows(Q1 + b * q1_b + h * q1_h, m0, q1_t, rows, Tq, D, BD)
-    dout = load_rows(DOut + b * do_b + h * do_h, m0, do_t, rows, Tq, DV, BDV)
+    q1 = load_rows(of_head(Q1, b, q1_b, h, 1, q1_h), m0, q1_t, rows, Tq, D, BD)
+    dout = load_rows(of_head(DOut, b, do_b, h, 1, do_h), m0, do_t, rows, Tq, DV, BDV)
     lse1 = tl.load(Stats + row + i, mask=i < Tq, other=0.0)
     delta1 = tl.load(Deltas + row + i, mask=i < Tq, other=0.0)
     dq1 = tl.zeros([BM, BD], tl.float32)
     if TWO:
-        k2_base = K2 + b * k2_b + (h // noise_kv_group) * k2_h
-        q2 = load_rows(Q2 + b * q2_b + (h // noise_group) * q2_h, m0, q2_t, rows, Tq, D2, BD2)
+        k2_base = of_head(K2, b, k2_b, h, noise_kv_group, k2_h)
+        q2 = load_rows(of_head(Q2, b, q2_b, h, noise_group, q2_h), m0, q2_t, rows, Tq, D2, BD2)
         second = tl.num_programs(1).to(tl.int64) * Tq
         lse2 = tl.load(Stats + second + row + i, mask=i < Tq, other=0.0)
         delta2 = tl.load(Deltas + second + row + i, mask=i < Tq, other=0.0)
@@ -142,8 +143,8 @@ def dkv_kernel(
         end = tl.max(tl.where(some, past_row, 0), 0)
     blocks = tl.cdiv(tl.maximum(end - begin, 0), BM)
 
-    k1 = load_rows(K1 + b * k1_b + (head // kv_group) * k1_h, n0, k1_t, keys, Tk, D, BD)
-    v = load_rows(V + b * v_b + (head // kv_group) * v_h, n0, v_t, keys, Tk, DV, BDV)
+    k1 = load_rows(of_head(K1, b, k1_b, head, kv_group, k1_h), n0, k1_t, keys, Tk, D, BD)
+    v = load_rows(of_head(V, b, v_b, head, kv_group, v_h), n0, v_t, keys, Tk, DV, BDV)
     dk1 = tl.zeros([BN, BD], tl.float32)
     dv = tl.zeros([BN, BDV], tl.float32)
     if TWO:
@@ -151,7 +152,7 @@ def dkv_kernel(
         if SHARED:
             k2 = k1
         else:
-            k2_base = K2 + b * k2_b + (head // noise_kv_group) * k2_h
+            k2_base = of_head(K2, b, k2_b, head, noise_kv_group, k2_h)
             k2 = load_rows(k2_base, n0, k2_t, keys, Tk, D2, BD2)
             dk2 = tl.zeros([BN, BD2], tl.float32)
     for step in tl.range(0, group * blocks, disable_licm=not HOIST):
@@ -159,9 +160,9 @@ def dkv_kernel(
         m0 = begin + step % blocks * BM
         i = m0 + rows
         row = (b * H + h) * Tq
-        dout = load_rows(DOut + b * do_b + h * do_h, m0, do_t, rows, Tq, DV, BDV)
+        dout = load_rows(of_head(DOut, b, do_b, h, 1, do_h), m0, do_t, rows, Tq, DV, BDV)
         dP = tl.dot(v, tl.trans(dout), input_precision=PRECISION)  # [keys, rows]
-        q1 = load_rows(Q1 + b * q1_b + h * q1_h, m0, q1_t, rows, Tq, D, BD)
+        q1 = load_rows(of_head(Q1, b, q1_b, h, 1, q1_h), m0, q1_t, rows, Tq, D, BD)
         lse1 = tl.load(Stats + row + i, mask=i < Tq, other=0.0)
         s = tl.dot(k1, tl.trans(q1), input_precision=PRECISION) * scale1
         A = tl.exp2(s - lse1[None, :])
@@ -175,7 +176,7 @@ def dkv_kernel(
         dS = (A * (dP - delta1[None, :])).to(q1.dtype)
         dk1 = tl.dot(dS, q1, dk1, input_precision=PRECISION)
         if TWO:
-            q2_base = Q2 + b * q2_b + (h // noise_group) * q2_h
+            q2_base = of_head(Q2, b, q2_b, h, noise_group, q2_h)
             q2 = load_rows(q2_base, m0, q2_t, rows, Tq, D2, BD2)
             lse2 = tl.load(Stats + second + row + i, mask=i < Tq, other=0.0)
             lam_base = Lam + b * lam_b + h * lam_h

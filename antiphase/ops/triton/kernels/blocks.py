@@ -16,6 +16,12 @@ LOWEST = tl.constexpr(-3.0e38)  # a maximum before any key; finite, so that no d
 
 
 @triton.jit
+def of_head(base, b, batch_stride, h, group, head_stride):
+    """Return where head h // group of sequence b begins; in 64 bits, for tensors may be large."""
+    return base + b * batch_stride + (h // group).to(tl.int64) * head_stride
+
+
+@triton.jit
 def load_rows(base, start, stride, rows, T, WIDTH: tl.constexpr, PADDED: tl.constexpr):
     """Load rows start + rows of a matrix, [rows, PADDED]; zeros beyond T and beyond WIDTH."""
     columns = tl.arange(0, PADDED)

@@ -8,7 +8,7 @@ both maps; `merge_kernel` adds them up, as one softmax over all keys would.
 import triton
 import triton.language as tl
 
-from .blocks import KEPT, LOWEST, load_rows, online_softmax, visible
+from .blocks import KEPT, LOWEST, load_rows, of_head, online_softmax, visible
 from .forward import inverse, key_blocks
 
 
@@ -44,14 +44,14 @@ def decode_kernel(
     head = head0 + rows // Tq
     i = tl.where(given, rows % Tq, Tq)  # row Tq sees nothing
     bounds, padding = Bounds + b * bounds_b, Padding + b * padding_b
-    k1_base = K1 + b * k1_b + (head0 // kv_group) * k1_h
-    v_base = V + b * v_b + (head0 // kv_group) * v_h
+    k1_base = of_head(K1, b, k1_b, head0, kv_group, k1_h)
+    v_base = of_head(V, b, v_b, head0, kv_group, v_h)
     q1 = load_queries(Q1 + b * q1_b, head, i, q1_h, q1_t, given, D, BD)
     m1 = tl.full([BM], LOWEST, tl.float32)
     l1 = tl.zeros([BM], tl.float32)
     acc1 = tl.zeros([BM, BDV], tl.float32)
     if TWO:
-        k2_base = K2 + b * k2_b + (head0 // noise_kv_group) * k2_h
+        k2_base = of_head(K2, b, k2_b, head0, noise_kv_group, k2_h)
         q2 = load_queries(Q2 + b * q2_b, head // noise_group, i, q2_h, q2_t, given, D2, BD2)
         m2 = tl.full([BM], LOWEST, tl.float32)
         l2 = tl.zeros([BM], tl.float32)

@@ -22,6 +22,7 @@ from .blocks import (
     kept_bounds,
     load_full_rows,
     load_rows,
+    of_head,
     online_softmax,
     row_bounds,
     store_rows,
@@ -184,13 +185,13 @@ def forward_kernel(
     b, h = (bh // H).to(tl.int64), bh % H
     rows = tl.arange(0, BM)
     i = m0 + rows
-    k1_base = K1 + b * k1_b + (h // kv_group) * k1_h
-    v_base = V + b * v_b + (h // value_group) * v_h
+    k1_base = of_head(K1, b, k1_b, h, kv_group, k1_h)
+    v_base = of_head(V, b, v_b, h, value_group, v_h)
     bounds, padding = Bounds + b * bounds_b, Padding + b * padding_b
     begin, full, end, first, kept = key_blocks(
         m0, bounds, kind_stride, KeyRange + b * range_b, Tq, Tk, MODE, PADDING, BM, BN
     )
-    q1 = load_rows(Q1 + b * q1_b + (h // query_group) * q1_h, m0, q1_t, rows, Tq, D, BD)
+    q1 = load_rows(of_head(Q1, b, q1_b, h, query_group, q1_h), m0, q1_t, rows, Tq, D, BD)
     m1 = tl.full([BM], LOWEST, tl.float32)
     l1 = tl.zeros([BM], tl.float32)
     if SINK:  # a key with this logit and a value of zero
@@ -198,8 +199,8 @@ def forward_kernel(
         l1 += 1.0
     acc1 = tl.zeros([BM, BDV], tl.float32)
     if TWO:
-        k2_base = K2 + b * k2_b + (h // noise_kv_group) * k2_h
-        q2 = load_rows(Q2 + b * q2_b + (h // noise_group) * q2_h, m0, q2_t, rows, Tq, D2, BD2)
+        k2_base = of_head(K2, b, k2_b, h, noise_kv_group, k2_h)
+        q2 = load_rows(of_head(Q2, b, q2_b, h, noise_group, q2_h), m0, q2_t, rows, Tq, D2, BD2)
         m2 = tl.full([BM], LOWEST, tl.float32)
         l2 = tl.zeros([BM], tl.float32)
         acc2 = tl.zeros([BM, BDV], tl.float32)

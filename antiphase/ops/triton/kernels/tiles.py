@@ -1,7 +1,9 @@
 """The tiles that each kernel may use, by width class, dtype and architecture.
 
-Those for 16 bits, and those of gfx942, were compiled without spilled registers
-(`antiphase bench gpu-static`). The first of a list is the choice where nothing can be measured.
+All of them were compiled for the architectures (`antiphase bench gpu-static`): those for 16 bits,
+and those of gfx942, without spilled registers. A tile that was not compiled must not be here: some
+give a kernel without instructions, which a measurement would find fastest. The first of a list is
+the choice where nothing can be measured.
 """
 
 from dataclasses import asdict, dataclass
@@ -63,8 +65,8 @@ def padded_width(n: int) -> int:
     return max(16, 1 << (n - 1).bit_length())
 
 
-def candidates(kernel: str, shape: Shape, architecture: str) -> list[Tile]:
-    """Return the tiles to try, the preferred one first.
+def candidates(kernel: str, shape: Shape, architecture: str) -> tuple[list[Tile], list[Tile]]:
+    """Return the tiles to measure, the preferred one first, and those to try if none of them fits.
 
     Args:
         kernel: "forward", "dq", "dkv" or "decode".
@@ -72,33 +74,49 @@ def candidates(kernel: str, shape: Shape, architecture: str) -> list[Tile]:
         architecture: A key of `TILES`.
     """
     bits = 32 if shape.dtype == torch.float32 else 16
-    return [*TILES[architecture, bits, kernel][shape.width_class], *LARGE[kernel], *SMALL[kernel]]
+    return TILES[architecture, bits, kernel][shape.width_class], SMALL[bits][kernel]
 
 
-def _by_width(*tiles: Tile) -> dict[str, list[Tile]]:
-    return {name: [tile] for name, tile in zip(WIDTHS, tiles, strict=True)}
+def _by_width(*tiles: Tile | tuple[Tile, ...]) -> dict[str, list[Tile]]:
+    lists = ([t] if isinstance(t, Tile) else [*t] for t in tiles)
+    return dict(zip(WIDTHS, lists, strict=True))
 
 
 _KEEP = False  # loop-invariant code stays in the loop
 # (architecture, bits of the dtype, kernel) -> width class -> tiles
 TILES = {
     ("sm_80", 16, "forward"): _by_width(
-        Tile(128, 64, 8, 2), Tile(64, 32, 8, 2), Tile(64, 32, 8, 1, _KEEP), Tile(64, 32, 8, 1)
+        (Tile(128, 64, 8, 2), Tile(64, 32, 4, 2)),
+        Tile(64, 32, 8, 2),
+        Tile(64, 32, 8, 1, _KEEP),
+        Tile(64, 32, 8, 1),
     ),
     ("sm_90", 16, "forward"): _by_width(
-        Tile(128, 64, 8, 3), Tile(128, 32, 8, 2), Tile(64, 32, 8, 2), Tile(128, 32, 8, 2, _KEEP)
+        (Tile(128, 64, 8, 3), Tile(64, 64, 4, 2)),
+        Tile(128, 32, 8, 2),
+        Tile(64, 32, 8, 2),
+        (Tile(128, 32, 8, 2, _KEEP), Tile(64, 32, 4, 2)),
     ),
     ("sm_100", 16, "forward"): _by_width(
-        Tile(128, 64, 8, 2), Tile(128, 64, 8, 2), Tile(128, 32, 8, 2), Tile(128, 32, 8, 2)
+        (Tile(128, 64, 8, 2), Tile(64, 64, 4, 2)),
+        Tile(128, 64, 8, 2),
+        Tile(128, 32, 8, 2),
+        Tile(128, 32, 8, 2),
     ),
     ("gfx942", 16, "forward"): _by_width(
         Tile(128, 64, 8, 1), Tile(128, 32, 8, 1), Tile(64, 32, 4, 1), Tile(128, 32, 8, 1, _KEEP)
     ),
     ("sm_80", 16, "dq"): _by_width(
-        Tile(64, 64, 8, 2), Tile(64, 32, 8, 1), Tile(32, 64, 8, 1, _KEEP), Tile(32, 64, 8, 1)
+        (Tile(64, 64, 8, 2), Tile(64, 32, 4, 2)),
+        Tile(64, 32, 8, 1),
+        Tile(32, 64, 8, 1, _KEEP),
+        Tile(32, 64, 8, 1),
     ),
     ("sm_90", 16, "dq"): _by_width(
-        Tile(64, 64, 8, 2), Tile(64, 64, 8, 2), Tile(64, 64, 8, 1, _KEEP), Tile(64, 64, 8, 1, _KEEP)
+        (Tile(64, 64, 8, 2), Tile(64, 64, 4, 2)),
+        (Tile(64, 64, 8, 2), Tile(64, 32, 4, 2)),
+        Tile(64, 64, 8, 1, _KEEP),
+        Tile(64, 64, 8, 1, _KEEP),
     ),
     ("sm_100", 16, "dq"): _by_width(
         Tile(64, 64, 8, 2), Tile(64, 64, 8, 2), Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)
@@ -113,7 +131,7 @@ TILES = {
         Tile(32, 32, 8, 1, _KEEP),
     ),
     ("sm_90", 16, "dkv"): _by_width(
-        Tile(64, 64, 8, 2, _KEEP),
+        (Tile(64, 64, 8, 2, _KEEP), Tile(32, 64, 4, 2)),
         Tile(64, 64, 8, 1, _KEEP),
         Tile(32, 64, 8, 1, _KEEP),
         Tile(32, 64, 8, 1, _KEEP),
@@ -125,13 +143,22 @@ TILES = {
         Tile(32, 64, 4, 2), Tile(32, 64, 4, 1), Tile(32, 64, 4, 1), Tile(32, 32, 4, 1, _KEEP)
     ),
     ("sm_80", 16, "decode"): _by_width(
-        Tile(32, 64, 4, 2), Tile(32, 64, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 8, 2)
+        (Tile(32, 64, 4, 2), Tile(32, 128, 4, 2)),
+        (Tile(32, 64, 4, 2), Tile(32, 64, 8, 2)),
+        (Tile(32, 32, 4, 2), Tile(32, 64, 8, 2)),
+        (Tile(32, 32, 8, 2), Tile(32, 64, 8, 2)),
     ),
     ("sm_90", 16, "decode"): _by_width(
-        Tile(32, 64, 4, 2), Tile(32, 64, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 8, 2)
+        (Tile(32, 64, 4, 2), Tile(32, 64, 8, 2)),
+        (Tile(32, 64, 4, 2), Tile(32, 64, 8, 2)),
+        (Tile(32, 32, 4, 2), Tile(32, 64, 8, 2)),
+        (Tile(32, 32, 8, 2), Tile(32, 64, 8, 2)),
     ),
     ("sm_100", 16, "decode"): _by_width(
-        Tile(32, 64, 4, 2), Tile(32, 64, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 8, 2)
+        (Tile(32, 64, 4, 2), Tile(32, 64, 8, 2)),
+        (Tile(32, 64, 4, 2), Tile(32, 64, 8, 2)),
+        (Tile(32, 32, 4, 2), Tile(32, 64, 8, 2)),
+        (Tile(32, 32, 8, 2), Tile(32, 64, 8, 2)),
     ),
     ("gfx942", 16, "decode"): _by_width(
         Tile(32, 64, 4, 1), Tile(32, 64, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)
@@ -152,17 +179,14 @@ TILES = {
         }.items()
     },
 }
-# These spill with some masks or widths; where they are faster, measuring finds it.
-LARGE = {
-    "forward": [Tile(128, 64, 8, 2), Tile(64, 64, 4, 2)],
-    "dq": [Tile(64, 64, 4, 2)],
-    "dkv": [Tile(64, 64, 4, 2)],
-    "decode": [Tile(32, 128, 4, 2)],
+# For devices with little shared memory, by bits of the dtype: tried where none of the others fits.
+# Some spill a few registers.
+_FEW_KEYS = [Tile(32, 16, 4, 1, _KEEP)]
+_BLOCKS = {
+    16: [Tile(32, 32, 4, 1, _KEEP), Tile(16, 16, 4, 1, _KEEP)],
+    32: [Tile(16, 16, 4, 1, _KEEP)],
 }
-# For devices with little shared memory: tried after the others.
 SMALL = {
-    "forward": [Tile(32, 32, 4, 1, _KEEP), Tile(16, 16, 4, 1, _KEEP)],
-    "dq": [Tile(32, 32, 4, 1, _KEEP), Tile(16, 16, 4, 1, _KEEP)],
-    "dkv": [Tile(32, 32, 4, 1, _KEEP), Tile(16, 16, 4, 1, _KEEP)],
-    "decode": [Tile(32, 16, 4, 1, _KEEP)],
+    bits: {"forward": tiles, "dq": tiles, "dkv": tiles, "decode": _FEW_KEYS}
+    for bits, tiles in _BLOCKS.items()
 }

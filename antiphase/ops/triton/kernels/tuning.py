@@ -45,11 +45,11 @@ def run_fastest(kernel: str, call: "Call", launch: Launch) -> None:
     kind = (call.seen.mode, call.seen.padding is not None, call.sink is not None)
     key = (kernel, device, call.shape, *lengths, *kind)
     if key not in _chosen:
-        tiles = candidates(kernel, call.shape, architecture(device))
+        tiles, small = candidates(kernel, call.shape, architecture(device))
         if not _may_measure():
-            choose(tiles, launch, None, measure=False)  # which launches it
+            choose(tiles, small, launch, None, measure=False)  # which launches it
             return
-        _chosen[key] = choose(tiles, launch, _stored_name(key))
+        _chosen[key] = choose(tiles, small, launch, _stored_name(key))
     launch(_chosen[key])
 
 
@@ -65,6 +65,7 @@ def without_measuring() -> Iterator[None]:
 
 def choose(
     tiles: list[Tile],
+    small: list[Tile],
     launch: Launch,
     name: str | None,
     measure: bool = True,
@@ -74,6 +75,7 @@ def choose(
 
     Args:
         tiles: In the order of preference.
+        small: If none of them fits, the first of these that does is returned.
         launch: Launches the kernel with a tile; raises `OutOfResources` if it does not fit.
         name: Under which the result is stored; None: it is not.
         measure: Otherwise the first that fits is returned, and nothing is stored.
@@ -86,16 +88,18 @@ def choose(
     if store is not None and (path := store.get_file("tile.json")) is not None:
         with open(path, encoding="utf-8") as file:
             stored = Tile(**json.load(file))
-        if stored in tiles:
+        if stored in (*tiles, *small):
             return stored
     times: dict[Tile, float] = {}
     failure: OutOfResources | None = None
-    for tile in tiles:
+    for tile in (*tiles, *small):
+        if times and tile not in tiles:
+            break
         try:
             launch(tile)  # compiles
             if not measure:
                 return tile
-            times[tile] = (clock or _milliseconds)(launch, tile)
+            times[tile] = (clock or _milliseconds)(launch, tile) if tile in tiles else 0.0
         except OutOfResources as error:
             failure = error
     if not times:
