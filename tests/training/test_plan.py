@@ -4,11 +4,12 @@ import json
 
 import pytest
 import torch
+from accelerate import FullyShardedDataParallelPlugin
 
 from antiphase.models import AntiphaseForCausalLM, preset
 from antiphase.training import Recipe, load_recipe
 from antiphase.training.components import require_corpus
-from antiphase.training.launch import launch_lines
+from antiphase.training.launch import FSDP, launch_lines
 from antiphase.training.plan import Hardware, plan, saved_bytes
 from tests.cli.runner import invoke
 
@@ -116,3 +117,13 @@ def test_paper_recipes_name_a_corpus_and_reject_the_default_text(name):
         options = {k: v for k, v in recipe.task_options.items() if k != "text"}
         with pytest.raises(ValueError, match="far too little text for a model of size"):
             require_corpus(recipe.changed(task_options={**options, **text}))
+
+
+def test_accelerate_reads_how_to_shard(monkeypatch):
+    for name, value in FSDP.items():
+        monkeypatch.setenv(name, value)
+    plugin = FullyShardedDataParallelPlugin()
+    assert plugin.fsdp_version == 2
+    assert plugin.reshard_after_forward is True
+    assert plugin.transformer_cls_names_to_wrap == ["Block"]
+    assert "SHARDED_STATE_DICT" in str(plugin.state_dict_type)
