@@ -70,7 +70,10 @@ class Attention(nn.Module, ABC):
     causal_only: ClassVar[bool] = False  # reads tokens in their order: no context, no full map
     row_by_row: ClassVar[bool] = True  # a row of the maps depends on no other query
     full_attention_every: ClassVar[int] = 0  # of a model's layers with a window: 4 is every fourth
-    tensor_parallel: ClassVar[dict[str, str]] = {}  # style of each projection, split by heads
+    # How tensor parallelism splits the layer by heads: transformers' style of each part. What is
+    # not named is complete on every device; `unsplit` says why, where that is all of it.
+    tensor_parallel: ClassVar[dict[str, str]] = {}
+    unsplit: ClassVar[str] = ""
     is_causal: bool = True  # read by transformers' attention functions, as is `config`
     config: Any = None  # of the model that the layer is part of
     o_proj: nn.Linear

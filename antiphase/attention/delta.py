@@ -54,6 +54,7 @@ class Delta(Attention):
     """A state per head that replaces the value of a key when it is written again."""
 
     name = "delta"
+    unsplit = "the decay of a head depends on its number among all heads"
     static_cache = False
     running_state = True
     has_softmax = False

@@ -15,7 +15,7 @@ from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
 from antiphase.attention.masking import Masking
 from antiphase.attention.parts import HeadNorm, Lambda, NoiseOptions, halve_heads, two_softmax_maps
-from antiphase.attention.projections import apply_linear
+from antiphase.attention.projections import apply_linear, by_heads
 from antiphase.ops import diff_attention
 
 
@@ -24,12 +24,7 @@ class DiffV1(Attention):
 
     name = "diff_v1"
     Options = NoiseOptions
-    tensor_parallel = {  # noqa: RUF012
-        "q_proj": "colwise",
-        "k_proj": "colwise",
-        "v_proj": "colwise",
-        "o_proj": "rowwise",
-    }
+    tensor_parallel = by_heads(shared=("lam", "norm"))
 
     def build(self) -> None:
         D, d, bias = self.hidden_size, self.head_dim, self.bias

@@ -15,7 +15,7 @@ from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
 from antiphase.attention.masking import Masking
 from antiphase.attention.parts import two_softmax_maps
-from antiphase.attention.projections import apply_linear
+from antiphase.attention.projections import apply_linear, by_heads
 from antiphase.ops import diff_attention, statistics_dtype
 
 
@@ -23,13 +23,7 @@ class DiffV2(Attention):
     """Differential attention with doubled queries and lam projected from the token."""
 
     name = "diff_v2"
-    tensor_parallel = {  # noqa: RUF012
-        "q_proj": "colwise",
-        "k_proj": "colwise",
-        "v_proj": "colwise",
-        "lambda_proj": "colwise",
-        "o_proj": "rowwise",
-    }
+    tensor_parallel = by_heads("lambda_proj")
 
     def build(self) -> None:
         D, d, bias = self.hidden_size, self.head_dim, self.bias

@@ -18,7 +18,7 @@ from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
 from antiphase.attention.masking import Masking
 from antiphase.attention.parts import HeadNorm, Lambda, NoiseOptions, halve_heads, two_softmax_maps
-from antiphase.attention.projections import apply_linear
+from antiphase.attention.projections import apply_linear, by_heads
 from antiphase.attention.running_noise import needs_map, running_arguments, store_state
 from antiphase.ops import (
     attention,
@@ -35,6 +35,7 @@ class Dint(Attention):
 
     name = "dint"
     Options = NoiseOptions
+    tensor_parallel = by_heads(shared=("lam", "norm"))
     static_cache = False
     running_state = True
     row_by_row = False

@@ -15,7 +15,7 @@ from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
 from antiphase.attention.masking import Masking
 from antiphase.attention.parts import HeadNorm, Lambda, NoiseOptions, halve_heads, per_row
-from antiphase.attention.projections import apply_linear
+from antiphase.attention.projections import apply_linear, by_heads
 from antiphase.attention.running_noise import (
     needs_map,
     running_arguments,
@@ -48,6 +48,7 @@ class FixedNoise(Attention):
 
     name = "fixed_noise"
     Options = FixedNoiseOptions
+    tensor_parallel = by_heads("gate_proj", shared=("lam", "norm"))
     static_cache = False
     running_state = True
 
@@ -71,7 +72,7 @@ class FixedNoise(Attention):
         v = split_heads(apply_linear(self.v_proj, context), 2 * d)
         new = k.shape[2]
         k, v = extend_cache(inputs.cache, k, v)
-        log_g = self._log_g(context)  # replaces the noise keys
+        log_g = self._log_g(context, v.shape[1])  # replaces the noise keys
         return Heads(
             x, q, k, v, k2=log_g, lam=self.lam(x, inputs.cache), new=new, cache=inputs.cache
         )
@@ -86,7 +87,7 @@ class FixedNoise(Attention):
         if needs_map(masking):
             return masking.apply(self.maps(heads, masking)["difference"], heads.v)
         signal = attention(heads.q, heads.k, heads.v, **masking.of_output, backend=backend)
-        return (signal - lam * repeat_heads(noise, self.h)).to(signal.dtype)  # lam is fp32
+        return (signal - lam * repeat_heads(noise, signal.shape[1])).to(signal.dtype)  # lam is fp32
 
     def output(self, o: Tensor, heads: Heads) -> Tensor:
         return apply_linear(self.o_proj, merge_heads(self.norm(o)))
@@ -95,14 +96,14 @@ class FixedNoise(Attention):
         visible = visible_noise(self.name, heads, masking)
         assert heads.k2 is not None
         A1 = attention_map(heads.q, heads.k, heads.v, **masking.of_maps)
-        A2 = repeat_heads(prefix_map(heads.k2, heads.q.shape[2], visible), self.h)
+        A2 = repeat_heads(prefix_map(heads.k2, heads.q.shape[2], visible), A1.shape[1])
         lam = per_row(heads.lam, A1)
         return {"signal": A1, "noise": A2, "lam": lam, "difference": A1 - lam * A2}
 
-    def _log_g(self, context: Tensor) -> Tensor:
+    def _log_g(self, context: Tensor, heads: int) -> Tensor:
         """Return log g [B, h_kv, Tk], one weight per token and key/value head."""
         if self.options.gate == "mean":
-            return context.new_zeros(context.shape[0], self.h_kv, context.shape[1])
+            return context.new_zeros(context.shape[0], heads, context.shape[1])
         log_g = apply_linear(self.gate_proj, context)
         return log_g.to(statistics_dtype(log_g.dtype)).mT
 

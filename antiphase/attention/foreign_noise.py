@@ -28,7 +28,7 @@ from antiphase.attention.parts import (
     halve_heads,
     two_softmax_maps,
 )
-from antiphase.attention.projections import apply_linear
+from antiphase.attention.projections import apply_linear, by_heads
 from antiphase.ops import diff_attention
 
 
@@ -61,6 +61,7 @@ class FrozenProjection(Float32Parameters):
     def __init__(self, hidden_size: int, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width, hidden_size, dtype=torch.float32))
+        self.out_features = width  # as nn.Linear has it, for tensor parallelism
         self.init_parameters()
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
@@ -86,6 +87,7 @@ class ForeignNoise(Attention):
 
     name = "foreign_noise"
     Options = ForeignNoiseOptions
+    tensor_parallel = by_heads("noise_q_proj", "noise_k_proj", shared=("lam", "norm"))
 
     def build(self) -> None:
         D, d, bias = self.hidden_size, self.head_dim, self.bias

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
 from antiphase.attention.masking import Masking
-from antiphase.attention.projections import apply_linear
+from antiphase.attention.projections import apply_linear, by_heads
 from antiphase.ops import attention, attention_map
 
 
@@ -31,6 +31,7 @@ class Gated(Attention):
 
     name = "gated"
     Options = GatedOptions
+    tensor_parallel = by_heads("gate_proj")
 
     def build(self) -> None:
         D, d, bias = self.hidden_size, self.head_dim, self.bias

@@ -20,7 +20,7 @@ from antiphase.attention.parts import (
     check_at_least_one,
     two_softmax_maps,
 )
-from antiphase.attention.projections import apply_linear
+from antiphase.attention.projections import apply_linear, by_heads
 from antiphase.ops import diff_attention
 
 
@@ -44,6 +44,7 @@ class Grouped(Attention):
 
     name = "grouped"
     Options = GroupedOptions
+    tensor_parallel = by_heads(shared=("lam", "norm"))
     static_cache = False  # keys have more heads than values
 
     def build(self) -> None:
@@ -76,7 +77,8 @@ class Grouped(Attention):
         (q, q2), (k, k2) = self._signal_and_noise(q), self._signal_and_noise(k)
         v = split_heads(apply_linear(self.v_proj, context), self.value_width)
         keys, v = extend_cache(inputs.cache, cat([k, k2], dim=1), v)
-        k, k2 = keys.split([self.h_kv, self.h_kv_n], dim=1)
+        groups = keys.shape[1] // (self.options.ratio + 1)
+        k, k2 = keys.split([self.options.ratio * groups, groups], dim=1)
         return Heads(x, q, k, v, q2, k2, lam=self.lam(x, inputs.cache))
 
     def attend(self, heads: Heads, masking: Masking, backend: str) -> Tensor:

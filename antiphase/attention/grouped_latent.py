@@ -71,6 +71,7 @@ class GroupedLatent(Attention):
 
     name = "grouped_latent"
     Options = GroupedLatentOptions
+    unsplit = "all heads share the key that has RoPE, whose gradient would be incomplete"
     full_attention_every = 4
 
     def build(self) -> None:

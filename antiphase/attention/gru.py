@@ -41,6 +41,7 @@ class Gru(Attention):
 
     name = "gru"
     Options = GruOptions
+    unsplit = "it has one state, not heads"
     static_cache = False
     running_state = True
     has_softmax = False

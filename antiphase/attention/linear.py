@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, count_tokens, merge_heads, split_heads
 from antiphase.attention.masking import Masking
-from antiphase.attention.projections import apply_linear
+from antiphase.attention.projections import apply_linear, by_heads
 from antiphase.attention.running_noise import (
     needs_map,
     running_arguments,
@@ -27,6 +27,7 @@ class Linear(Attention):
     """Attention by positive features in place of a softmax, in time linear in the length."""
 
     name = "linear"
+    tensor_parallel = by_heads()
     static_cache = False
     running_state = True
     has_softmax = False

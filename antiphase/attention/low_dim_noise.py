@@ -18,7 +18,7 @@ from antiphase.attention.parts import (
     halve_heads,
     two_softmax_maps,
 )
-from antiphase.attention.projections import apply_linear
+from antiphase.attention.projections import apply_linear, by_heads
 from antiphase.ops import diff_attention
 
 
@@ -42,6 +42,7 @@ class LowDimNoise(Attention):
 
     name = "low_dim_noise"
     Options = LowDimNoiseOptions
+    tensor_parallel = by_heads("noise_q_proj", "noise_k_proj", shared=("lam", "norm"))
 
     def build(self) -> None:
         D, d, bias, r = self.hidden_size, self.head_dim, self.bias, self.options.rank

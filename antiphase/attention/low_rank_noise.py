@@ -22,7 +22,7 @@ from antiphase.attention.parts import (
     halve_heads,
     per_row,
 )
-from antiphase.attention.projections import apply_linear
+from antiphase.attention.projections import apply_linear, by_heads
 from antiphase.attention.running_noise import (
     needs_map,
     running_arguments,
@@ -52,6 +52,7 @@ class LowRankNoise(Attention):
 
     name = "low_rank_noise"
     Options = LowRankNoiseOptions
+    tensor_parallel = by_heads("noise_q_proj", "noise_k_proj", shared=("lam", "norm"))
     static_cache = False
     running_state = True
 

@@ -41,6 +41,7 @@ class Lstm(Attention):
 
     name = "lstm"
     Options = LstmOptions
+    unsplit = "it has one state, not heads"
     static_cache = False
     running_state = True
     has_softmax = False

@@ -1,4 +1,4 @@
-"""How layers call their projections: without gradients by the kernel for few rows."""
+"""How layers call their projections, and how tensor parallelism splits them."""
 
 from typing import Any
 
@@ -23,6 +23,26 @@ def apply_linear(layer: nn.Module, x: Tensor) -> Tensor:
         called: Any = layer(x)
         return called
     return linear(x, layer.weight, layer.bias)
+
+
+def by_heads(*more: str, shared: tuple[str, ...] = ()) -> dict[str, str]:
+    """Return the plan of tensor parallelism of a layer that is split by heads.
+
+    Every device holds complete heads, with their queries, keys and values.
+
+    Args:
+        *more: projections to channels of heads, beside those of queries, keys and values.
+        shared: parts whose parameters all heads share: complete on every device, where a gradient
+            comes from its own heads only, so that gradients are added up.
+
+    Returns:
+        transformers' style of each part, by its name in the layer.
+    """
+    return {
+        **dict.fromkeys(("q_proj", "k_proj", "v_proj", *more), "colwise"),
+        "o_proj": "rowwise",
+        **dict.fromkeys(shared, "replicated_with_grad_allreduce"),
+    }
 
 
 def matrix_of(layer: nn.Module, like: Tensor) -> Tensor:

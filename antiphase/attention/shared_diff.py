@@ -22,7 +22,7 @@ from antiphase.attention.parts import (
     halve_heads,
     two_softmax_maps,
 )
-from antiphase.attention.projections import apply_linear
+from antiphase.attention.projections import apply_linear, by_heads
 from antiphase.ops import diff_attention
 
 
@@ -46,6 +46,9 @@ class SharedDiff(Attention):
 
     name = "shared_diff"
     Options = SharedDiffOptions
+    tensor_parallel = by_heads(
+        "q1_up_proj", "q2_up_proj", "k1_up_proj", "k2_up_proj", shared=("lam", "norm")
+    )
 
     def build(self) -> None:
         D, d, bias, r = self.hidden_size, self.head_dim, self.bias, self.options.rank

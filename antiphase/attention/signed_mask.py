@@ -50,6 +50,7 @@ class SignedMask(Attention):
 
     name = "signed_mask"
     Options = SignedMaskOptions
+    unsplit = "the offset of its sign is one parameter per head, and plans split projections only"
 
     def build(self) -> None:
         D, d, bias, r = self.hidden_size, self.head_dim, self.bias, self.options.rank

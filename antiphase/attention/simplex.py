@@ -12,7 +12,7 @@ from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
 from antiphase.attention.masking import Masking
 from antiphase.attention.parts import Lambda, LambdaOptions, halve_heads, two_softmax_maps
-from antiphase.attention.projections import apply_linear
+from antiphase.attention.projections import apply_linear, by_heads
 from antiphase.ops import rectified_attention, rectify
 
 
@@ -21,6 +21,7 @@ class Simplex(Attention):
 
     name = "simplex"
     Options = LambdaOptions
+    tensor_parallel = by_heads(shared=("lam",))
 
     def build(self) -> None:
         D, d, bias = self.hidden_size, self.head_dim, self.bias
@@ -38,7 +39,7 @@ class Simplex(Attention):
         k = split_heads(rope(apply_linear(self.k_proj, context), d, inputs.key_rotary), 2 * d)
         v = split_heads(apply_linear(self.v_proj, context), 2 * d)
         k, v = extend_cache(inputs.cache, k, v)  # [B, h_kv, Tk, 2d]
-        q1, q2 = q.unflatten(1, (self.h, 2)).unbind(2)
+        q1, q2 = q.unflatten(1, (-1, 2)).unbind(2)
         k1, k2 = k.split(d, dim=-1)
         return Heads(x, q1, k1, v, q2, k2, lam=self.lam(x, inputs.cache))
 

@@ -30,6 +30,7 @@ class Sink(Attention):
     """Standard attention whose rows may sum to less than 1."""
 
     name = "sink"
+    unsplit = "its logits are one parameter per head, and plans split projections only"
 
     def build(self) -> None:
         D, d, bias = self.hidden_size, self.head_dim, self.bias

@@ -13,7 +13,7 @@ from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
 from antiphase.attention.masking import Masking
 from antiphase.attention.parts import HeadNorm
-from antiphase.attention.projections import apply_linear
+from antiphase.attention.projections import apply_linear, by_heads
 from antiphase.ops import attention, attention_map
 
 
@@ -35,12 +35,7 @@ class Standard(Attention):
 
     name = "standard"
     Options = StandardOptions
-    tensor_parallel = {  # noqa: RUF012
-        "q_proj": "colwise",
-        "k_proj": "colwise",
-        "v_proj": "colwise",
-        "o_proj": "rowwise",
-    }
+    tensor_parallel = by_heads(shared=("norm",))
 
     def build(self) -> None:
         if self.options.half_dim:

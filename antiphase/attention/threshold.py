@@ -66,6 +66,7 @@ class Threshold(Attention):
 
     name = "threshold"
     Options = ThresholdOptions
+    unsplit = "its lam is one parameter per head, and plans split projections only"
     has_softmax = False
 
     def build(self) -> None:

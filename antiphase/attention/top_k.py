@@ -12,7 +12,7 @@ from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, extend_cache, merge_heads, rope, split_heads
 from antiphase.attention.masking import Masking
 from antiphase.attention.parts import check_at_least_one
-from antiphase.attention.projections import apply_linear
+from antiphase.attention.projections import apply_linear, by_heads
 from antiphase.ops import (
     attention,
     attention_map,
@@ -41,6 +41,7 @@ class TopK(Attention):
 
     name = "top_k"
     Options = TopKOptions
+    tensor_parallel = by_heads()
 
     def build(self) -> None:
         D, d, bias = self.hidden_size, self.head_dim, self.bias

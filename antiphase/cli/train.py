@@ -49,6 +49,15 @@ def train(
     results_url: ResultsUrl = None,
     force: Annotated[bool, typer.Option("--force", help="overwrite an existing run")] = False,
     list_recipes: Annotated[bool, list_option("the built-in recipes")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="train nothing; print memory, time and launch commands")
+    ] = False,
+    devices: Annotated[int, typer.Option(help="with --plan: number of accelerators")] = 8,
+    device_memory: Annotated[float, typer.Option(help="with --plan: GB of one")] = 80.0,
+    device_tflops: Annotated[
+        float, typer.Option(help="with --plan: peak of one in bf16, TFLOP/s")
+    ] = 989.4,
+    mfu: Annotated[float, typer.Option(help="with --plan: expected fraction of the peak")] = 0.4,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -78,6 +87,15 @@ def train(
         chosen = apply_settings(chosen.changed(**fields), setting or [])
     if sweep is not None:
         _sweep(chosen, sweep, out, (engine, address, results_url), output)
+        return
+    if plan:
+        from antiphase.cli.training_plan import print_plan
+
+        if recipe is None:
+            raise ValueError("--plan: give a recipe; see --list")
+        hardware = (devices, device_memory * 1e9, device_tflops * 1e12, mfu)
+        given = [*(f"{name}={value}" for name, value in fields.items()), *(setting or [])]
+        print_plan(output, recipe, chosen, given, hardware)
         return
     from antiphase.training import run
     from antiphase.training.divergence import DivergenceError

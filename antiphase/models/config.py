@@ -365,16 +365,14 @@ class AntiphaseConfig(PreTrainedConfig):
         return width
 
 
-def _tensor_parallel_plan(attention: str, feed_forward: str) -> dict[str, str] | None:
-    """Return how tensor parallelism splits the projections; None if the mechanism cannot be."""
-    projections = mechanism(attention).tensor_parallel
-    if not projections:
-        return None
+def _tensor_parallel_plan(attention: str, feed_forward: str) -> dict[str, str]:
+    """Return how tensor parallelism splits the layers, of some mechanisms the feed-forward only."""
     of_mlp = {"gate_proj": "colwise", "up_proj": "colwise", "down_proj": "rowwise"}
     if feed_forward == "relu":
         del of_mlp["gate_proj"]
+    of_attention = mechanism(attention).tensor_parallel
     return {
-        **{f"layers.*.self_attn.{name}": style for name, style in projections.items()},
+        **{f"layers.*.self_attn.{name}": style for name, style in of_attention.items()},
         **{f"layers.*.mlp.{name}": style for name, style in of_mlp.items()},
     }
 

@@ -20,6 +20,7 @@ _SHAPES = {  # hidden_size, num_hidden_layers, num_attention_heads
     "13.1b": (5120, 40, 40),
 }
 _VOCABULARIES = {"nano": 128, "micro": 512, "mini": 4096, "small": 32_000}
+PAPER_SIZES = tuple(name for name in _SHAPES if name not in _VOCABULARIES)
 PRESETS: dict[str, dict[str, Any]] = {
     name: {
         "hidden_size": width,

@@ -26,6 +26,29 @@ def splitmix64(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return words ^ (words >> np.uint64(31))
 
 
+def permuted(place: int, n: int, key: np.uint64) -> int:
+    """Return what is at a place of a random permutation of 0..n-1, without computing the others.
+
+    A Feistel network permutes the numbers of 2b bits, the fewest that hold n; a result that is not
+    below n is permuted again until it is.
+
+    Args:
+        place: 0 <= place < n.
+        n: length of the permutation.
+        key: from `hash_key`; another key gives another permutation.
+    """
+    bits = max(1, ((n - 1).bit_length() + 1) // 2)
+    mask = (1 << bits) - 1
+    while True:
+        left, right = place >> bits, place & mask
+        for turn in range(4):
+            word = np.array([right | turn << 56], dtype=np.uint64) ^ key
+            left, right = right, left ^ (int(splitmix64(word)[0]) & mask)
+        place = left << bits | right
+        if place < n:
+            return place
+
+
 class CounterRNG:
     """The random numbers of a batch of examples: one stream per name, one row per example.
 

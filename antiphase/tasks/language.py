@@ -15,10 +15,13 @@ from torch.utils.data import Dataset
 
 from antiphase.options import build
 from antiphase.tasks.base import Array, Examples, Role, unbatch
-from antiphase.tasks.counter_rng import hash_key, splitmix64
+from antiphase.tasks.counter_rng import hash_key, permuted, splitmix64
 from antiphase.tasks.text.corpus import BUILTIN
-from antiphase.tasks.text.packing import SPLIT_PERCENTILES, PackedCorpus, pack
+from antiphase.tasks.text.packed import SPLIT_PERCENTILES, PackedCorpus
+from antiphase.tasks.text.packing import PACKED, pack
 from antiphase.tasks.text.tokenizer import BYTES
+
+SORTED = 1 << 22  # sequences whose order is kept in memory; of more, each place is computed
 
 
 @dataclass(frozen=True)
@@ -27,13 +30,14 @@ class LanguageOptions:
 
     Attributes:
         length: sequence length in tokens.
-        text: sources of text: files, globs, folders, `stdlib`, `datasets:NAME`.
-        tokenizer: `bytes`, `bpe:SIZE`, or a tokenizer's folder or hub name.
+        text: sources of text: files, globs, folders, `stdlib`, `datasets:NAME`; or `packed:FOLDER`.
+        tokenizer: `bytes`, `bpe:SIZE`, or a tokenizer's folder or hub name; by default that of a
+            packed corpus, else `bytes`.
     """
 
     length: int = 256
     text: list[str] | str = field(default_factory=lambda: [BUILTIN])
-    tokenizer: str = BYTES
+    tokenizer: str | None = None
 
     def __post_init__(self) -> None:
         if self.length < 2:
@@ -70,7 +74,8 @@ class Language(Dataset[dict[str, torch.Tensor]]):
         self.options = build(f"task {self.name!r}", LanguageOptions, options)
         text = self.options.text
         sources = [text] if isinstance(text, str) else text
-        self.packed: PackedCorpus = pack(sources, self.options.tokenizer)
+        self.packed: PackedCorpus = pack(sources, self.options.tokenizer or BYTES)
+        self._check_tokenizer(sources)
         self._tokens = self.packed.tokens(split)
         self.num_sequences = len(self._tokens) // self.length
         if self.num_sequences == 0:
@@ -82,6 +87,14 @@ class Language(Dataset[dict[str, torch.Tensor]]):
             self.size = min(size, self.num_sequences)
         self._orders: dict[int, Array] = {}
 
+    def _check_tokenizer(self, sources: list[str]) -> None:
+        wanted, found = self.options.tokenizer, self.packed.manifest["tokenizer"]
+        if wanted not in (None, found) and sources[0].startswith(PACKED):
+            raise ValueError(
+                f"tokenizer: got {wanted!r}, but {sources[0]} was packed with {found!r}; leave the "
+                "tokenizer out, or pack the text with it"
+            )
+
     @property
     def vocab_size(self) -> int:
         """Return the vocabulary size."""
@@ -92,13 +105,15 @@ class Language(Dataset[dict[str, torch.Tensor]]):
         """Return the sequence length in tokens."""
         return self.options.length
 
-    def _order(self, epoch: int) -> Array:
-        """Return the order of the sequences in an epoch; only the last epoch's is kept."""
-        if epoch not in self._orders:
-            key = hash_key(self.name, self.version, self.seed, epoch)
+    def _sequence(self, epoch: int, place: int) -> int:
+        """Return which sequence has a place in the order of an epoch."""
+        key = hash_key(self.name, self.version, self.seed, epoch)
+        if self.num_sequences > SORTED:
+            return permuted(place, self.num_sequences, key)
+        if epoch not in self._orders:  # only the last epoch's is kept
             words = splitmix64(np.arange(self.num_sequences, dtype=np.uint64) ^ key)
             self._orders = {epoch: np.argsort(words, kind="stable")}
-        return self._orders[epoch]
+        return int(self._orders[epoch][place])
 
     def examples(self, indices: Any) -> Examples:
         """Return a batch of sequences by their indices, each field [B, T].
@@ -108,7 +123,7 @@ class Language(Dataset[dict[str, torch.Tensor]]):
         rows = []
         for i in np.asarray(indices, dtype=np.int64):
             epoch, place = divmod(int(i), self.num_sequences)
-            start = int(self._order(epoch)[place]) * self.length
+            start = self._sequence(epoch, place) * self.length
             rows.append(self._tokens[start : start + self.length])
         tokens = np.stack(rows).astype(np.int64)
         roles = np.full_like(tokens, Role.HAYSTACK)

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from antiphase.attention.parts import Lambda
 from antiphase.models import AntiphaseForCausalLM
 from antiphase.pretrained.dex import operators
-from antiphase.training.checkpoints import save_model_atomic, write_atomic
+from antiphase.training.checkpoints import gathered_weights, save_model_atomic, write_atomic
 from antiphase.training.criterion import CriterionTracker
 from antiphase.training.recipe import Recipe
 
@@ -144,16 +145,18 @@ class Snapshots(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Write the maps of every layer as one compressed file."""
-        if state.global_step in self.recipe.snapshots and state.is_world_process_zero:
+        if state.global_step in self.recipe.snapshots:  # all processes: the model may be sharded
             with self.speed.pause():
-                self._save(model, state.global_step)
+                self._save(model, state.global_step, state.is_world_process_zero)
 
-    def _save(self, model: Any, step: int) -> None:
+    def _save(self, model: Any, step: int, writes: bool) -> None:
         training = model.training
         model.eval()
         with torch.no_grad():
             out = model(self.ids.to(model.device), output_attentions=True, use_cache=False)
         model.train(training)
+        if not writes:
+            return
         maps = {f"layer{i}": m.float().cpu().numpy() for i, m in enumerate(out.attentions)}
         self.folder.mkdir(exist_ok=True)
         np.savez_compressed(self.folder / f"step{step}.npz", ids=self.ids.numpy(), **maps)
@@ -179,9 +182,12 @@ class Milestones(TrainerCallback):
 
     def _save(self, state: TrainerState, model: Any) -> None:
         step = state.global_step
-        if step in self.recipe.milestones and state.is_world_process_zero:
-            with self.speed.pause():
-                save_model_atomic(model, self.folder / f"step{step}")
+        if step not in self.recipe.milestones:
+            return
+        with self.speed.pause():
+            weights = gathered_weights(model)
+            if state.is_world_process_zero:
+                save_model_atomic(model, self.folder / f"step{step}", weights=weights)
 
 
 @torch.no_grad()
@@ -194,8 +200,13 @@ def lambdas(model: Any) -> dict[str, float]:
     for i, layer in enumerate(model.model.attention_layers):
         lam = getattr(layer, "lam", None)
         if isinstance(lam, Lambda):
-            found[f"lam_{i}"] = float(lam(next(model.parameters())))
+            found[f"lam_{i}"] = complete_float(lam(next(model.parameters())))
     return found
+
+
+def complete_float(value: torch.Tensor) -> float:
+    """Return a scalar as a number; that of a sharded model is put together by all processes."""
+    return float(value.full_tensor() if isinstance(value, DTensor) else value)
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

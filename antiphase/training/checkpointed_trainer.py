@@ -62,6 +62,8 @@ class CheckpointedTrainer(Trainer):
         self.accelerator.wait_for_everyone()  # each process writes files of its own
         if self.args.should_save:
             folder = root / f"checkpoint-{self.state.global_step}"
+            if not self.trained_only and not (folder / "config.json").is_file():
+                self.model.config.save_pretrained(folder)  # beside shards, the Trainer writes none
             self.add_to_checkpoint(folder)
             checkpoints.write_manifest(folder)
 

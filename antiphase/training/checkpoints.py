@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.tensor import DTensor
 
 from antiphase.pretrained.structure import trainable
 from antiphase.training.digests import file_digest
@@ -58,11 +60,31 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def save_model_atomic(model: Any, folder: Path, tokenizer: Any = None) -> None:
-    """Save a model or an adapter, with its tokenizer if it has one, completely or not at all."""
+def gathered_weights(model: nn.Module) -> dict[str, Any] | None:
+    """Return the complete weights of a sharded model, on the CPU; None if it is not sharded.
+
+    All processes call it together; only the first gets the weights, the others get none of them.
+    """
+    if not any(isinstance(p, DTensor) for p in model.parameters()):
+        return None
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    return get_model_state_dict(model, options=options)
+
+
+def save_model_atomic(
+    model: Any, folder: Path, tokenizer: Any = None, weights: dict[str, Any] | None = None
+) -> None:
+    """Save a model or an adapter, with its tokenizer if it has one, completely or not at all.
+
+    Args:
+        model: to save.
+        folder: to write.
+        tokenizer: saved with it.
+        weights: of a sharded model, from `gathered_weights`.
+    """
     draft = folder.with_name(f"{folder.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
-    model.save_pretrained(draft)
+    model.save_pretrained(draft, **({} if weights is None else {"state_dict": weights}))
     if tokenizer is not None:
         tokenizer.save_pretrained(draft)
     shutil.rmtree(folder, ignore_errors=True)

@@ -13,11 +13,13 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from antiphase.cpu import guard_bf16
 from antiphase.evaluation import score_answers, score_text
 from antiphase.models import AntiphaseConfig, AntiphaseForCausalLM, preset
+from antiphase.models.presets import PAPER_SIZES
 from antiphase.options import fitted, nearest
 from antiphase.pretrained.base_model import BaseModel, load_base
 from antiphase.pretrained.methods import Tuned, method, method_options
 from antiphase.pretrained.structure import trainable
 from antiphase.tasks import Language, Task, as_tensors, task
+from antiphase.tasks.text.corpus import BUILTIN
 from antiphase.training.digests import weights_digest
 from antiphase.training.recipe import Recipe
 from antiphase.training.trainer import arguments
@@ -38,6 +40,7 @@ def dataset(recipe: Recipe, split: str, size: int, tokenizer: str | None = None)
     Raises:
         ValueError: the task or one of its options does not exist.
     """
+    require_corpus(recipe)
     for name in {"split", "size", "seed"} & set(recipe.task_options):
         raise ValueError(f"task_options: {name} is no option of a task; the run itself sets it")
     if recipe.task != LANGUAGE:
@@ -45,6 +48,21 @@ def dataset(recipe: Recipe, split: str, size: int, tokenizer: str | None = None)
     default = {} if tokenizer is None else {"tokenizer": tokenizer}
     options = {**default, **recipe.task_options}
     return Language(split=split, size=size, seed=recipe.seed, **options)
+
+
+def require_corpus(recipe: Recipe) -> None:
+    """Raise if a model of the paper's sizes would be trained on Python's standard library.
+
+    It has a few million tokens, which such a run would repeat thousands of times.
+    """
+    text = recipe.task_options.get("text", [BUILTIN])
+    sources = [text] if isinstance(text, str) else text
+    if recipe.task == LANGUAGE and recipe.size in PAPER_SIZES and BUILTIN in sources:
+        raise ValueError(
+            f"task_options.text: got {BUILTIN!r}, which is far too little text for a model of size "
+            f"{recipe.size}; name a corpus: datasets:NAME:CONFIGURATION, files (text, JSONL, "
+            "Parquet), or packed:FOLDER of `antiphase data pack`"
+        )
 
 
 def model_config(recipe: Recipe, data: Task | Language) -> AntiphaseConfig:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 
 @dataclass
@@ -75,6 +76,10 @@ def first_layer_not_finite(model: nn.Module, inputs: dict[str, Tensor]) -> str:
 
 def largest_gradient(model: nn.Module) -> str:
     """Return the parameter with the largest gradient norm, or the first that is not finite."""
-    norms = {n: float(p.grad.norm()) for n, p in model.named_parameters() if p.grad is not None}
+    norms = {
+        name: float(norm.full_tensor() if isinstance(norm := p.grad.norm(), DTensor) else norm)
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    }
     broken = [name for name, norm in norms.items() if not math.isfinite(norm)]
     return broken[0] if broken else max(norms, key=lambda name: norms[name])

@@ -58,11 +58,11 @@ def source_version() -> tuple[str, bool]:
 
 def check_corpus(folder: Path, recipe: Recipe, data: Language) -> None:
     """Store the identity of a run's text, or raise if it began with another text or tokenizer."""
-    found = dict(data.packed.manifest)
+    found = {name: value for name, value in data.packed.manifest.items() if name != "shards"}
     if recipe.start is not None and "tokenizer" not in recipe.task_options:
         found["tokenizer"] = recipe.start  # wherever it is stored
     what = "the text, its tokenizer or Python's version"
-    _store_or_compare(folder / CORPUS, found, ("sha256", "tokenizer", "tokens"), what)
+    _store_or_compare(folder / CORPUS, found, ("text_sha256", "tokenizer", "tokens"), what)
 
 
 def check_start(folder: Path, recipe: Recipe, found: dict[str, Any]) -> None:
@@ -76,7 +76,8 @@ def _store_or_compare(path: Path, found: dict[str, Any], fields: Sequence[str], 
         write_atomic(path, json.dumps(found, indent=1))
         return
     before = read_json(path)
-    if any(before.get(name) != found[name] for name in fields):
+    # a field that the file of an older version does not have cannot differ
+    if any(name in before and before[name] != found[name] for name in fields):
         raise ValueError(
             f"{path}: {what} has changed since this run began; restore it, or start a new run"
         )

@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -187,10 +188,11 @@ def _run(
     if trainer.state.global_step < trainer.criterion.end:
         advice = f"resume with antiphase train --resume {folder}"
         raise StoppedError(trainer.state.global_step, trainer.criterion.end, advice)
+    weights = checkpoints.gathered_weights(components.tuned.model)
     if _first_process():
         if recipe.criterion is not None:
             trainer.criterion.write_outcome(folder)
-        _finish(recipe, components, folder)
+        _finish(recipe, components, folder, weights)
     trainer.accelerator.wait_for_everyone()  # so that no process ends the group too early
     return folder
 
@@ -227,14 +229,16 @@ def _trainer(
     return trainer, stop, progress
 
 
-def _finish(recipe: Recipe, components: Components, folder: Path) -> None:
+def _finish(
+    recipe: Recipe, components: Components, folder: Path, weights: dict[str, Any] | None
+) -> None:
     """Write the card, the adapter, and last the model, whose presence says that the run is over."""
     write_run_card(folder, recipe)
     if components.tuned.adapter is not None:
         checkpoints.save_model_atomic(components.tuned.adapter, folder / "adapter")
     model = components.tuned.fold()
     model.config.use_cache = True  # the Trainer turned it off; generation needs it
-    checkpoints.save_model_atomic(model, folder / "model", components.tokenizer)
+    checkpoints.save_model_atomic(model, folder / "model", components.tokenizer, weights)
 
 
 @contextlib.contextmanager

@@ -62,6 +62,7 @@ def arguments(recipe: Recipe, folder: Path, processes: int) -> TrainingArguments
         bf16=recipe.precision == "bf16",
         torch_compile=recipe.compile,
         gradient_checkpointing=recipe.checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": False},  # the form that compiles and shards
         logging_steps=recipe.log_every,
         logging_nan_inf_filter=False,
         save_steps=recipe.checkpoint_every,

@@ -77,7 +77,7 @@ def help_of(*command: str) -> str:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_of_the_pages_exist(command):
     words = command.split()[1:]
-    name = words[:2] if words[0] == "bench" else words[:1]
+    name = words[:2] if words[0] in ("bench", "data") else words[:1]
     for flag in {word.split("=")[0] for word in words if word.startswith("--")}:
         assert re.search(rf"{flag}\b", help_of(*name)), f"{command}: has no {flag}"
     assert help_of(*name)

@@ -44,6 +44,22 @@ def test_a_training_step_is_one_graph(name, compiler, padded):
 
 
 @both
+@pytest.mark.parametrize("name", ["diff_v1", pytest.param("diff_v2", marks=SLOW)])
+def test_activation_checkpointing_is_part_of_the_graph(name, compiler):
+    ids, found = token_ids(), []
+    net = model(name).train()
+    for checkpointing in (False, True):
+        forward = net
+        if checkpointing:
+            net.gradient_checkpointing_enable({"use_reentrant": False})
+            forward = torch.compile(net, fullgraph=True, backend=compiler)
+        net.zero_grad()
+        forward(ids, labels=ids, use_cache=False).loss.backward()
+        found.append([p.grad for p in net.parameters()])
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-3)
+
+
+@both
 @pytest.mark.parametrize(
     "name", ["diff_v1", *(pytest.param(n, marks=SLOW) for n in ("standard", "diff_v2"))]
 )

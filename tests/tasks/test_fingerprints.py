@@ -87,15 +87,19 @@ def corpus(tmp_path: Path, monkeypatch) -> Path:
     return Path("corpus")
 
 
-def test_the_sequences_of_a_corpus_and_its_cache_key_never_change(corpus):
+def test_the_sequences_of_a_corpus_and_its_identity_never_change(corpus):
     batches = [
         Language(split=split, seed=seed, text=str(corpus), length=32).examples(range(40))
         for split in ("train", "validation", "test")
         for seed in (0, 7)
     ]
     assert fingerprint(batches) == "5f2d5a5520d14c38"
-    assert pack([str(corpus)], "bytes").folder.name == "c18f5c20d2def849"
-    assert pack([str(corpus)], "bpe:300").folder.name == "1294b8c64c521e4e"
+    assert pack([str(corpus)], "bytes").manifest["text_sha256"][:16] == "aecfdf18ee283e4e"
+    assert pack([str(corpus)], "bpe:300").manifest["tokens"] == {
+        "train": 5101,
+        "validation": 94,
+        "test": 95,
+    }
 
 
 def test_the_questions_in_words_never_change():

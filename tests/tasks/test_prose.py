@@ -59,15 +59,13 @@ def write_packages(folder, leave_out: str = "") -> object:
 def test_documents_without_what_is_evaluated(cache):
     manifest = prose.install_prose(write_packages(cache / "packages"))
     found = list(documents(["prose"]))
-    assert [d.name for d in found] == [
-        "wikipedia.jsonl/River",
-        "wikipedia.jsonl/Hill",
-        "wikipedia.jsonl/Lake \u2028 and more",
-        "sotu.jsonl/1790_a",
-        "sotu.jsonl/1791_b",
+    assert [d.text for d in found] == [
+        "River is a thing. It has 5 letters.",
+        "Hill is a thing. It has 4 letters.",
+        "Lake \u2028 and more is a thing. It has 15 letters.",
+        "First.",
+        "Second.\n\nOn roads.",
     ]
-    assert found[0].text == "River is a thing. It has 5 letters."
-    assert found[-1].text == "Second.\n\nOn roads."
     assert manifest["held_out"]["questions"] == ["q0"]
     assert manifest["held_out"]["titles"] == ["Also asked", "Asked", "Black Death"]
     files = manifest["files"]

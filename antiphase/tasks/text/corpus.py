@@ -1,25 +1,34 @@
-"""Sources of text: files, globs, folders, a `datasets` name, Python's standard library, or prose.
+"""Sources of text, as documents in a fixed order.
 
-Documents come in a fixed order, each with its name, so that the same sources give the same corpus.
-Its hash and counts are in the manifest of every packed corpus and run that uses it.
+    notes.txt   a/*.md   books/          text files: one document each
+    rows.jsonl.zst   part-*.parquet      rows with a column `text`: one document each
+    datasets:NAME[:CONFIGURATION]        the training split of a dataset, streamed
+    stdlib                               Python's standard library
+    prose                                English prose (`antiphase data prose`)
+
+A source is divided into spans, each of which is read without those before it: many processes read
+one corpus, and none holds it. Files may be compressed (.zst, .gz).
 """
 
 import glob
 import hashlib
-import importlib.util
-import platform
+import json
 import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from antiphase.tasks.text.prose import PROSE, prose_documents, require_prose
+from antiphase.tasks.text import row_files
+from antiphase.tasks.text.prose import PROSE, prose_files
 
 BUILTIN = "stdlib"
 HUB = "datasets:"
-_SUFFIXES = {".txt", ".md", ".rst", ".py", ".json", ".jsonl", ".csv", ".html", ".tex"}
+BLOCK = 1 << 24  # bytes of a text file that are one document at most
+_TEXT = {".txt", ".md", ".rst", ".py", ".json", ".csv", ".html", ".tex"}
+_SUFFIXES = _TEXT | row_files.SUFFIXES
+_COMPRESSED = {".zst", ".gz"}
 _EXCLUDED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+_LINE = 1 << 20  # bytes after a block's end in which a line break is searched
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,67 @@ class Document:
 
     name: str
     text: str
+
+
+@dataclass(frozen=True)
+class Span:
+    """A part of a source that is read on its own.
+
+    Attributes:
+        kind: "text", "jsonl", "parquet" or "dataset".
+        place: path of the file, or name of the dataset.
+        name: of the documents in it.
+        start: first byte of a file, first row group of a Parquet file, number of a dataset's shard.
+        stop: the first after them; of a dataset, its number of shards. None: to the end.
+        size: bytes, as far as it is known.
+        errors: how bytes that are not UTF-8 are treated, as in `bytes.decode`.
+    """
+
+    kind: str
+    place: str
+    name: str
+    start: int = 0
+    stop: int | None = None
+    size: int = 0
+    errors: str = "strict"
+
+    def documents(self) -> Iterator[Document]:
+        """Yield the documents of this span.
+
+        Raises:
+            ValueError: it cannot be read, is not UTF-8, or has rows without text.
+        """
+        if self.kind == "text":
+            yield from self._texts()
+            return
+        rows = row_files.rows(self.kind, self.place, self.start, self.stop)
+        for place, text in rows:
+            yield Document(f"{self.name}/{place}", text)
+
+    def _texts(self) -> Iterator[Document]:
+        path, at, rest = Path(self.place), self.start, b""
+        with row_files.opened(path) as file:
+            if at:
+                file.seek(at)
+            while True:
+                want = BLOCK if self.stop is None else self.stop - at - len(rest)
+                block = rest + row_files.read(file, want, path)
+                last = self.stop is not None or len(block) < BLOCK
+                cut = len(block) if last else _cut(block)
+                if cut or at == self.start:
+                    yield Document(self.name, self._decode(block[:cut], at))
+                if last:
+                    return
+                at, rest = at + cut, block[cut:]
+
+    def _decode(self, data: bytes, at: int) -> str:
+        try:
+            text = data.decode("utf-8", errors=self.errors)
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{self.place}: is not UTF-8 text ({error.reason} at byte {at + error.start})"
+            ) from error
+        return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def documents(sources: Iterable[str]) -> Iterator[Document]:
@@ -39,16 +109,34 @@ def documents(sources: Iterable[str]) -> Iterator[Document]:
     Raises:
         ValueError: a source does not exist, has no text, or is not UTF-8.
     """
+    for span in spans(sources):
+        yield from span.documents()
+
+
+def spans(sources: Iterable[str]) -> Iterator[Span]:
+    """Yield the spans of the sources, in a fixed order, reading as little as possible.
+
+    Args:
+        sources: as in `documents`.
+
+    Raises:
+        ValueError: a source does not exist.
+    """
     for source in sources:
         if source == BUILTIN:
-            yield from _standard_library()
-        elif source == PROSE:
-            yield from (Document(name, text) for name, text in prose_documents())
+            root = _library()
+            for path in _library_files():
+                name = path.relative_to(root).as_posix()
+                size = path.stat().st_size
+                yield Span("text", str(path), name, 0, size, size, errors="replace")
         elif source.startswith(HUB):
-            yield from _hub_dataset(source.removeprefix(HUB))
+            name = source.removeprefix(HUB)
+            count = row_files.dataset_shards(name)
+            for i in range(count):
+                yield Span("dataset", name, name, i, count)
         else:
             for path in _paths(source):
-                yield Document(path.as_posix(), _read(path))
+                yield from _spans_of_file(path)
 
 
 def require_sources(sources: Iterable[str]) -> None:
@@ -63,52 +151,65 @@ def require_sources(sources: Iterable[str]) -> None:
     """
     for source in sources:
         if source.startswith(HUB):
-            _require_datasets(source)
-        elif source == PROSE:
-            require_prose()
+            row_files.require_datasets(source)
         elif source != BUILTIN:
             _paths(source)
 
 
-def manifest(sources: Iterable[str]) -> dict[str, Any]:
-    """Return the description of a corpus: its sources, counts and hash.
+def sources_key(sources: Iterable[str]) -> str:
+    """Return what tells the sources from others, without reading them.
+
+    Of files, their paths, sizes and times of change; of a dataset on a hub, its name.
 
     Raises:
-        ValueError: the corpus has no text.
+        ValueError: a source does not exist.
     """
-    sources = list(sources)
-    digest, count, size = hashlib.sha256(), 0, 0
-    for document in documents(sources):
-        data = document.text.encode("utf-8", errors="surrogatepass")
-        for part in (document.name.encode(), data):
-            digest.update(len(part).to_bytes(8, "little") + part)
-        count, size = count + 1, size + len(data)
-    if not size:
-        raise ValueError(f"text: no text in {', '.join(sources) or 'an empty list of sources'}")
-    found: dict[str, Any] = {
-        "sources": sources,
-        "documents": count,
-        "bytes": size,
-        "sha256": digest.hexdigest(),
-    }
-    if BUILTIN in sources:
-        found["python"] = platform.python_version()
-    return found
+    found: list[object] = []
+    for source in sources:
+        if source == BUILTIN:
+            files = _library_files()
+        elif source.startswith(HUB):
+            found.append(source)
+            folder = Path(source.removeprefix(HUB).partition(":")[0])
+            files = [p for p in sorted(folder.rglob("*")) if p.is_file()]
+        else:
+            files = _paths(source)
+        for path in files:
+            about = path.stat()
+            found.append((str(path.absolute()), about.st_size, about.st_mtime_ns))
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
 
-def _standard_library() -> Iterator[Document]:
-    root = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(root.rglob("*.py")):
-        inside = path.relative_to(root)
-        if not _EXCLUDED & set(inside.parts[:-1]):
-            yield Document(inside.as_posix(), _read(path, errors="replace"))
+def _library() -> Path:
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def _library_files() -> list[Path]:
+    root = _library()
+    return [
+        path
+        for path in sorted(root.rglob("*.py"))
+        if not _EXCLUDED & set(path.relative_to(root).parts[:-1])
+    ]
+
+
+def _kind(path: Path) -> str:
+    """Return "text", "jsonl" or "parquet", by the suffix before that of the compression."""
+    suffix = _inner_suffix(path)
+    return suffix[1:] if suffix in row_files.SUFFIXES else "text"
+
+
+def _inner_suffix(path: Path) -> str:
+    return Path(path.stem).suffix if path.suffix in _COMPRESSED else path.suffix
 
 
 def _paths(source: str) -> list[Path]:
     """Return the files of a folder, a file's path or a glob, sorted."""
+    if source == PROSE:
+        return prose_files()
     path = Path(source)
     if path.is_dir():
-        paths = [p for p in sorted(path.rglob("*")) if p.is_file() and p.suffix in _SUFFIXES]
+        paths = [p for p in sorted(path.rglob("*")) if p.is_file() and _has_text(p)]
         if not paths:
             raise ValueError(f"{source}: no text files in it ({', '.join(sorted(_SUFFIXES))})")
         return paths
@@ -120,37 +221,44 @@ def _paths(source: str) -> list[Path]:
     return paths
 
 
-def _read(path: Path, errors: str = "strict") -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors=errors)
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}: is not UTF-8 text ({error.reason} at byte {error.start})"
-        ) from error
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
+def _has_text(path: Path) -> bool:
+    return _inner_suffix(path) in _SUFFIXES
 
 
-def _hub_dataset(name: str) -> Iterator[Document]:
-    """Yield the rows of the training split of `NAME` or `NAME:CONFIGURATION`."""
-    _require_datasets(f"{HUB}{name}")
-    import datasets
+def _spans_of_file(path: Path) -> Iterator[Span]:
+    kind, name, size = _kind(path), path.as_posix(), path.stat().st_size
+    place = str(path.absolute())
+    if kind == "parquet":
+        for i, bytes_of_group in enumerate(row_files.row_groups(path)):
+            yield Span(kind, place, name, i, i + 1, bytes_of_group)
+        return
+    if path.suffix in _COMPRESSED:  # can only be read from its beginning
+        yield Span(kind, place, name, size=4 * size)
+        return
+    with row_files.opened(path) as file:
+        start = 0
+        while start < size or start == 0:
+            stop = min(size, start + BLOCK)
+            if stop < size:
+                file.seek(stop)
+                window = file.readline() if kind == "jsonl" else file.read(_LINE)
+                stop += _line_start(window) if kind == "text" else len(window)
+            yield Span(kind, place, name, start, stop, stop - start)
+            start = max(stop, 1)
 
-    path, _, configuration = name.partition(":")
-    try:
-        rows = datasets.load_dataset(path, configuration or None, split="train")
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{HUB}{name}: cannot be loaded ({error})") from error
-    for i, row in enumerate(rows):
-        if "text" not in row:
-            raise ValueError(f"{HUB}{name}: its rows have no 'text'; they have {', '.join(row)}")
-        yield Document(f"{name}/{i}", row["text"])
+
+def _line_start(window: bytes) -> int:
+    """Return the start of a line, or at least of a character."""
+    found = window.find(b"\n") + 1
+    if found:
+        return found
+    return next((i for i, byte in enumerate(window[:4]) if byte & 0xC0 != 0x80), 0)
 
 
-def _require_datasets(source: str) -> None:
-    try:
-        found = importlib.util.find_spec("datasets") is not None
-    except ValueError:  # it was marked as missing
-        found = False
-    if not found:
-        raise ValueError(f"{source}: needs the `datasets` package; pip install 'antiphase[text]'")
+def _cut(block: bytes) -> int:
+    """Return where to end a block: after its last line break, or before an open character."""
+    found = block.rfind(b"\n") + 1
+    if found:
+        return found
+    end = len(block)
+    return next((end - i for i in range(1, 5) if block[-i] & 0xC0 != 0x80), end)

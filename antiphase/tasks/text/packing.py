@@ -1,155 +1,336 @@
-"""Packing: a corpus is tokenized once into flat files of token ids, and memory-mapped afterwards.
+"""Packing: a corpus is tokenized once, into shards that every process memory-maps afterwards.
 
 A hash of each document's text assigns it to train, validation or test before anything is packed,
 so that validation text is never trained on. A corpus of few documents is cut into pieces first.
-Within a file, documents follow one another, each closed by the end token; sequences of a fixed
-length are cut across them.
+Documents follow one another, each closed by the end token; sequences of a fixed length are cut
+across them. The order of the tokens is that of the sources, whatever the number of processes.
 """
 
+import dataclasses
 import hashlib
 import json
-import shutil
-import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from antiphase.cache_folder import cache_folder, create_private
-from antiphase.tasks.text.corpus import Document, documents, manifest
-from antiphase.tasks.text.tokenizer import load_tokenizer, make_tokenizer, tokenizer_key
+from antiphase.tasks.text.corpus import BUILTIN, Span, sources_key, spans
+from antiphase.tasks.text.packed import (
+    MANIFEST,
+    PLAN,
+    SHARDS,
+    SPLIT_PERCENTILES,
+    PackedCorpus,
+    complete_entry,
+    damaged_shards,
+    open_packed,
+    read_json,
+    shard_entry,
+    write_json,
+)
+from antiphase.tasks.text.shards import FEW_DOCUMENTS, Locks, pieces, split_of, work
+from antiphase.tasks.text.tokenizer import make_tokenizer, tokenizer_key
 
-SPLIT_PERCENTILES = {"train": range(4, 100), "validation": range(2, 4), "test": range(2)}
-FEW_DOCUMENTS = 100  # a corpus of fewer is cut, each document into about as many pieces
-_BATCH = 256  # documents that are tokenized together
+PACKED = "packed:"  # a source: the folder of a packed corpus
+FORMAT = 2  # of the folder; raised when its meaning changes
+PART = 1 << 24  # bytes of text in a shard, at least,
+PARTS = 256  # and more if there would be more shards than these
+TOKENIZER_TEXT = 1 << 28  # bytes of text that a byte-pair tokenizer is trained on, at most
+REMINDER = 60.0  # seconds after which a process that waits for another says so again
+_PAUSE = 0.5  # seconds between two looks
 
-
-@dataclass(frozen=True)
-class PackedCorpus:
-    """A tokenized corpus in a folder: one file of token ids per split, tokenizer and manifest."""
-
-    folder: Path
-    manifest: dict[str, Any]
-
-    def tokens(self, split: str) -> NDArray[Any]:
-        """Return the token ids of a split, memory-mapped, [N]."""
-        path = self.folder / f"{split}.bin"
-        expected = self.manifest["tokens"][split]
-        mapped = (
-            np.memmap(path, dtype=self.manifest["dtype"], mode="r") if expected else np.zeros(0)
-        )
-        if len(mapped) != expected:
-            raise ValueError(
-                f"{path}: has {len(mapped)} tokens, but its manifest says {expected}; the file is "
-                "damaged: delete the folder, and it will be packed again"
-            )
-        return mapped
-
-    def tokenizer(self) -> Any:
-        """Return the tokenizer of this corpus."""
-        return load_tokenizer(self.folder)
+Report = Callable[[str], None]
 
 
-def pack(sources: list[str], tokenizer: str) -> PackedCorpus:
-    """Tokenize a corpus, or return it from the cache.
+def pack(
+    sources: list[str],
+    tokenizer: str,
+    folder: Path | None = None,
+    *,
+    processes: int | None = None,
+    report: Report | None = None,
+) -> PackedCorpus:
+    """Tokenize a corpus, or return it if that has been done.
+
+    Of the processes of a distributed run, the first of each machine packs and the others wait.
 
     Args:
-        sources: files, globs, folders, `stdlib`, `datasets:NAME`.
+        sources: files, globs, folders, `stdlib`, `datasets:NAME`; or one `packed:FOLDER`.
         tokenizer: `bytes`, `bpe:SIZE`, or a tokenizer's folder or hub name.
+        folder: for the packed corpus; by default one in the cache, by the sources' names, sizes
+            and times of change.
+        processes: that tokenize; by default as many as this process may use cores.
+        report: is told the progress; by default on stderr, if there is more than one shard.
+
+    Raises:
+        ValueError: a source cannot be read or has no text, or the folder holds another corpus.
+        OSError: the disk is full; what is complete is kept.
     """
-    about = manifest(sources)
-    key = f"{about['sha256']} {tokenizer_key(tokenizer)} 1"
-    name = hashlib.sha256(key.encode()).hexdigest()[:16]
-    folder = cache_folder() / "text" / name
-    cached = _load(folder)
-    if cached is not None:  # the same text may come from sources of other names
-        return PackedCorpus(folder, cached.manifest | about)
-    shutil.rmtree(folder, ignore_errors=True)  # its manifest is missing or unreadable
-    create_private(folder.parent)
-    work = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=folder.parent))
+    if any(source.startswith(PACKED) for source in sources):
+        return _given(sources)
+    key = _key(sources, tokenizer)
+    if folder is None:
+        folder = cache_folder() / "text" / key[:16]
+        create_private(folder)
+    _require_own(folder, key)
+    say = report or _to_stderr
+    if (found := open_packed(folder)) is not None:
+        return found
+    if _waits():
+        return _wait(folder, say)
+    (folder / SHARDS).mkdir(parents=True, exist_ok=True)
+    _prepare(folder, key, sources, tokenizer, say)
+    _work(folder, processes, say if report or _shards(folder) > 1 else lambda _: None)
+    return _finish(folder)
+
+
+def repair(packed: PackedCorpus, report: Report) -> PackedCorpus:
+    """Check every shard of a packed corpus by its checksum, and pack the damaged ones again.
+
+    Raises:
+        ValueError: the text of a damaged shard is no longer the text that was packed.
+    """
+    folder, before = packed.folder, packed.manifest
+    faults = damaged_shards(packed)
+    if not faults:
+        return packed
+    for i, fault in faults.items():
+        report(f"{fault}: packing shard {i} again")
+        shard_entry(folder, i).unlink(missing_ok=True)
+    _work(folder, 1, report)
+    for i in faults:
+        if read_json(shard_entry(folder, i)) != before["shards"][i]:
+            raise ValueError(
+                f"{folder}: shard {i} was damaged, and its text has changed since it was packed; "
+                "restore the text, or pack into another folder"
+            )
+    return packed
+
+
+def _given(sources: list[str]) -> PackedCorpus:
+    """Return the corpus of `packed:FOLDER`."""
+    if len(sources) > 1:
+        raise ValueError(
+            f"text: got {', '.join(sources)}; {PACKED}FOLDER is a corpus of its own, give it alone"
+        )
+    folder = Path(sources[0].removeprefix(PACKED))
+    found = open_packed(folder)
+    if found is None:
+        have = "an unfinished one" if (folder / PLAN).is_file() else "none"
+        raise ValueError(
+            f"{sources[0]}: expected a packed corpus (`antiphase data pack --out`), found {have}"
+        )
+    return found
+
+
+def _key(sources: list[str], tokenizer: str) -> str:
+    about = [FORMAT, sources_key(sources), tokenizer_key(tokenizer)]
+    return hashlib.sha256(json.dumps(about).encode()).hexdigest()
+
+
+def _require_own(folder: Path, key: str) -> None:
+    """Raise if a folder holds something else than this corpus."""
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    plan = read_json(folder / PLAN)
+    if plan is None and not (folder / SHARDS).is_dir():
+        raise ValueError(f"{folder}: holds something that is no packed corpus; give another folder")
+    if plan is not None and plan.get("key") != key:
+        raise ValueError(
+            f"{folder}: holds a corpus of other sources, of another tokenizer, or of files that "
+            f"have changed since ({', '.join(plan['sources'])}; {plan['tokenizer']}); give another "
+            "folder, or delete it"
+        )
+
+
+def _waits() -> bool:
+    """Tell whether this is a process of a distributed run that leaves packing to another."""
+    rank = os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0"))
+    return rank.isdigit() and int(rank) > 0
+
+
+def _wait(folder: Path, say: Report) -> PackedCorpus:
+    """Return the corpus once another process has packed it."""
+    said = -math.inf
+    while (found := open_packed(folder)) is None:
+        if time.monotonic() - said > REMINDER:
+            done = len(list((folder / SHARDS).glob("*.json")))
+            progress = f"{done} of {_shards(folder) or '?'} shards are complete"
+            say(f"waiting until the first process has packed the text ({folder}; {progress})")
+            said = time.monotonic()
+        time.sleep(_PAUSE)
+    return found
+
+
+def _shards(folder: Path) -> int:
+    return len((read_json(folder / PLAN) or {"parts": []})["parts"])
+
+
+def _prepare(folder: Path, key: str, sources: list[str], kind: str, say: Report) -> None:
+    """Write the plan and the tokenizer, in one process at a time."""
+    locks, waited = Locks(folder), False
+    while not (folder / PLAN).is_file():
+        with locks.attempt(0) as free:
+            if free and not (folder / PLAN).is_file():
+                write_json(folder / PLAN, _plan(folder, key, sources, kind, say))
+                return
+        if not waited:
+            say(f"waiting for another process that plans the corpus ({folder})")
+            waited = True
+        time.sleep(_PAUSE)
+
+
+def _plan(folder: Path, key: str, sources: list[str], kind: str, say: Report) -> dict[str, Any]:
+    found = list(spans(sources))
+    few = _count(found, FEW_DOCUMENTS) < FEW_DOCUMENTS
+    parts = list(_parts(found))
+    tokenizer = make_tokenizer(kind, _training_texts(parts, few))
+    tokenizer.save_pretrained(folder)
+    known = sum(span.size for span in found)
+    if len(parts) > 1:
+        size = f", {known / 1e6:,.0f} MB" if known else ""
+        say(f"packing {', '.join(sources)} into {len(parts)} shards{size}: {folder}")
+    return {
+        "format": FORMAT,
+        "key": key,
+        "sources": sources,
+        "tokenizer": kind,
+        "vocab_size": len(tokenizer),
+        "end": tokenizer.eos_token_id,
+        "dtype": "uint16" if len(tokenizer) <= 1 << 16 else "uint32",
+        "few_documents": few,
+        "parts": [[dataclasses.asdict(span) for span in part] for part in parts],
+    }
+
+
+def _count(found: list[Span], most: int) -> int:
+    """Return the number of documents, counted up to a most."""
+    count = 0
+    for span in found:
+        one = span.kind == "text" and span.stop is not None
+        count += 1 if one else sum(1 for _ in islice(span.documents(), most - count))
+        if count >= most:
+            break
+    return count
+
+
+def _parts(found: list[Span]) -> Iterator[list[Span]]:
+    """Yield neighbouring spans together, so that shards are neither too small nor too many."""
+    least = max(PART, sum(span.size for span in found) // PARTS)
+    part: list[Span] = []
+    size = 0
+    for span in found:
+        part.append(span)
+        size += span.size
+        if span.kind == "dataset" or size >= least:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def _training_texts(parts: list[list[Span]], few: bool) -> Iterator[str]:
+    """Yield texts of the training split, all of a small corpus and some of every part of others."""
+    sizes = [span.size for part in parts for span in part]
+    known = 0 not in sizes and sum(sizes) <= TOKENIZER_TEXT
+    budget = TOKENIZER_TEXT if known else max(1, TOKENIZER_TEXT // max(1, len(parts)))
+    for part in parts:
+        taken = 0
+        for piece in pieces((d for span in part for d in span.documents()), few):
+            if split_of(piece) == "train":
+                yield piece.text
+                taken += len(piece.text)
+                if taken >= budget:
+                    break
+
+
+def _work(folder: Path, processes: int | None, say: Report) -> None:
+    """Tokenize in this process and in others, which end with it."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    count = min(processes or cores or 1, _shards(folder))
+    command = [sys.executable, "-m", "antiphase.tasks.text.shards", str(folder), str(os.getpid())]
+    package = str(Path(__file__).parents[3])
+    search = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
+    others = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, "PYTHONPATH": search},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for _ in range(count - 1)
+    ]
     try:
-        _write(work, sources, tokenizer, about)
-        try:
-            work.rename(folder)  # atomic; another process may have been faster
-        except OSError:
-            if _load(folder) is None:
-                raise
+        work(folder, say)
     finally:
-        shutil.rmtree(work, ignore_errors=True)
-    packed = _load(folder)
+        for process in others:
+            process.terminate()
+        for process in others:
+            process.wait()
+
+
+def _finish(folder: Path) -> PackedCorpus:
+    """Write the manifest of a corpus whose shards are complete."""
+    plan = read_json(folder / PLAN)
+    assert plan is not None
+    itemsize = np.dtype(plan["dtype"]).itemsize
+    shards = [complete_entry(folder, i, itemsize) for i in range(len(plan["parts"]))]
+    entries = [entry for entry in shards if entry is not None]
+    assert len(entries) == len(shards)
+    if not sum(entry["bytes"] for entry in entries):
+        for path in sorted(folder.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        folder.rmdir()
+        raise ValueError(f"text: no text in {', '.join(plan['sources'])}")
+    write_json(folder / MANIFEST, _manifest(plan, entries))
+    for draft in (folder / SHARDS).glob("*.draft"):  # of processes that were killed
+        draft.unlink(missing_ok=True)
+    packed = open_packed(folder)
     assert packed is not None
     return packed
 
 
-def _load(folder: Path) -> PackedCorpus | None:
-    try:
-        return PackedCorpus(folder, json.loads((folder / "manifest.json").read_text()))
-    except (OSError, ValueError):
-        return None
+def _manifest(plan: dict[str, Any], entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the description of a corpus: identity, statistics, and the index of its shards."""
+    digests = "".join(entry["text_sha256"] for entry in entries)
 
+    def total(split: str, what: str) -> int:
+        return sum(entry["splits"][split][what] for entry in entries)
 
-def _write(work: Path, sources: list[str], kind: str, about: dict[str, Any]) -> None:
-    """Write the token files, the tokenizer and the manifest into a folder."""
-    cut = about["documents"] < FEW_DOCUMENTS
-    training_texts = (d.text for d in _pieces(sources, cut) if _split_of(d) == "train")
-    tokenizer = make_tokenizer(kind, training_texts)
-    tokenizer.save_pretrained(work)
-    dtype = "uint16" if len(tokenizer) <= 1 << 16 else "uint32"
-    counts = dict.fromkeys(SPLIT_PERCENTILES, 0)
-    files = {split: (work / f"{split}.bin").open("wb") for split in SPLIT_PERCENTILES}
-    try:
-        for batch in _batches(_pieces(sources, cut)):
-            encoded = tokenizer([d.text for d in batch], add_special_tokens=False)["input_ids"]
-            for document, ids in zip(batch, encoded, strict=True):
-                split = _split_of(document)
-                np.asarray([*ids, tokenizer.eos_token_id], dtype=dtype).tofile(files[split])
-                counts[split] += len(ids) + 1
-    finally:
-        for file in files.values():
-            file.close()
-    complete = about | {
-        "tokenizer": kind,
-        "vocab_size": len(tokenizer),
-        "end": tokenizer.eos_token_id,
-        "dtype": dtype,
-        "tokens": counts,
+    tokens = {split: total(split, "tokens") for split in SPLIT_PERCENTILES}
+    lengths: Counter[int] = Counter()
+    for entry in entries:
+        lengths.update({int(bits): count for bits, count in entry["lengths"].items()})
+    size = sum(entry["bytes"] for entry in entries)
+    return {
+        "format": plan["format"],
+        "sources": plan["sources"],
+        "tokenizer": plan["tokenizer"],
+        "vocab_size": plan["vocab_size"],
+        "end": plan["end"],
+        "dtype": plan["dtype"],
+        "text_sha256": hashlib.sha256(digests.encode()).hexdigest(),
+        "documents": sum(entry["documents"] for entry in entries),
+        "bytes": size,
+        "tokens": tokens,
+        "bytes_per_token": size / sum(tokens.values()),
+        "pieces": {split: total(split, "documents") for split in SPLIT_PERCENTILES},
+        # how many pieces have up to so many tokens, each counted once
+        "piece_lengths": {str(2**bits - 1): lengths[bits] for bits in sorted(lengths)},
+        **({"python": platform.python_version()} if BUILTIN in plan["sources"] else {}),
+        "shards": entries,
     }
-    (work / "manifest.json").write_text(json.dumps(complete, indent=1))
 
 
-def _pieces(sources: list[str], cut: bool) -> Iterator[Document]:
-    """Yield the documents, or their pieces cut at line breaks, so that every split gets some."""
-    for document in documents(sources):
-        if not cut:
-            yield document
-            continue
-        lines = document.text.splitlines(keepends=True)
-        size = max(1, len(document.text) // FEW_DOCUMENTS)
-        piece, number = "", 0
-        for line in lines:
-            piece += line
-            if len(piece) >= size:
-                yield Document(f"{document.name}#{number}", piece)
-                piece, number = "", number + 1
-        if piece:
-            yield Document(f"{document.name}#{number}", piece)
-
-
-def _split_of(document: Document) -> str:
-    digest = hashlib.sha256(document.text.encode("utf-8", errors="surrogatepass")).digest()
-    percentile = int.from_bytes(digest[:8], "little") % 100
-    return next(split for split, mine in SPLIT_PERCENTILES.items() if percentile in mine)
-
-
-def _batches(source: Iterator[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
-    for document in source:
-        batch.append(document)
-        if len(batch) == _BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
+def _to_stderr(text: str) -> None:
+    print(f"antiphase: {text}", file=sys.stderr, flush=True)

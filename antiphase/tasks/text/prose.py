@@ -14,7 +14,7 @@ import json
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -39,23 +39,22 @@ def prose_folder() -> Path:
     return cache_folder() / "prose"
 
 
-def prose_documents() -> Iterator[tuple[str, str]]:
-    """Yield name and text of every document, in a fixed order.
+def prose_files() -> list[Path]:
+    """Return the files, in a fixed order.
 
     Raises:
         ValueError: the prose is not installed, or its files have changed.
     """
     require_prose()
+    paths = []
     for file, entry in read_manifest()["files"].items():
-        content = (prose_folder() / file).read_bytes()
-        if hashlib.sha256(content).hexdigest() != entry["sha256"]:
+        path = prose_folder() / file
+        if hashlib.sha256(path.read_bytes()).hexdigest() != entry["sha256"]:
             raise ValueError(
-                f"{prose_folder() / file}: has changed since it was installed; delete it and run "
-                f"{COMMAND}"
+                f"{path}: has changed since it was installed; delete it and run {COMMAND}"
             )
-        for line in content.decode().splitlines():
-            document = json.loads(line)
-            yield f"{file}/{document['name']}", document["text"]
+        paths.append(path)
+    return paths
 
 
 def require_prose() -> None:

@@ -1,0 +1,129 @@
+"""Plans: memory by rank, what fits, and the commands that start a run."""
+
+import json
+
+import pytest
+import torch
+from accelerate import FullyShardedDataParallelPlugin
+
+from antiphase.models import AntiphaseForCausalLM, preset
+from antiphase.training import Recipe, load_recipe
+from antiphase.training.components import require_corpus
+from antiphase.training.launch import FSDP, launch_lines
+from antiphase.training.plan import Hardware, plan, saved_bytes
+from tests.cli.runner import invoke
+
+NANO = Recipe(
+    size="nano",
+    task="language",
+    task_options={"length": 64, "tokenizer": "bpe:512"},
+    batch_size=32,
+)
+
+
+def test_the_state_is_divided_among_the_devices():
+    one, four = (plan(NANO, Hardware(devices=n)) for n in (1, 4))
+    with torch.device("meta"):
+        model = AntiphaseForCausalLM(preset("nano", "diff_v1", vocab_size=512))
+    count = sum(p.numel() for p in model.parameters())
+    assert one.parameters == four.parameters == count
+    assert one.memory.weights == one.memory.gradients == 4 * count
+    assert one.memory.optimiser == 8 * count
+    assert one.memory.state == pytest.approx(4 * four.memory.state, rel=0.01)
+    assert one.memory.activations == 4 * four.memory.activations
+    assert four.sequences == 8
+    assert one.tokens == 500 * 32 * 64
+    assert four.tokens_per_second == pytest.approx(4 * one.tokens_per_second)
+    assert one.hours == pytest.approx(4 * four.hours)
+
+
+@pytest.mark.parametrize("attention", ["standard", "diff_v1", "diff_v2", "low_rank_noise"])
+def test_counted_activations_are_those_of_a_real_forward_pass(attention):
+    config = preset("nano", attention, vocab_size=512)
+    model = AntiphaseForCausalLM(config).train()
+    held = {}
+
+    def save(tensor):
+        held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    ids = torch.zeros(2, 64, dtype=torch.long)
+    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda t: t):
+        model(ids, labels=ids, use_cache=False)
+    real = sum(s.nbytes() for place, s in held.items() if place not in own)
+    block, outside = saved_bytes(config, 64)
+    assert 2 * (2 * block + outside) == pytest.approx(real, rel=0.02)
+
+
+def test_checkpointing_and_bf16_save_memory():
+    plain, again, half = (
+        plan(NANO.changed(**fields), Hardware()).memory.activations
+        for fields in ({}, {"checkpointing": True}, {"precision": "bf16"})
+    )
+    assert again < 0.8 * plain
+    assert half < 0.8 * plain
+
+
+def test_a_micro_batch_that_does_not_fit_is_accumulated():
+    needed = plan(NANO, Hardware(devices=2)).memory.total
+    smaller = plan(NANO, Hardware(devices=2, memory=0.7 * needed))
+    assert smaller.fits
+    assert smaller.recipe.accumulate > 1
+    assert 32 % (2 * smaller.recipe.accumulate) == 0
+    hopeless = plan(NANO, Hardware(devices=2, memory=1e5))
+    assert not hopeless.fits
+    assert hopeless.sequences == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: plan(NANO, Hardware(devices=3)), "32 sequences .* cannot be divided among 3"),
+        (lambda: plan(Recipe(start="smollm2"), Hardware()), "--plan: is for new models"),
+        (lambda: Hardware(mfu=2), "mfu: got 2, expected a fraction"),
+        (lambda: Hardware(memory=0), "memory: got 0"),
+    ],
+)
+def test_what_cannot_be_planned_is_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_the_command_prints_the_plan():
+    small = ["--set", "size=nano", "--set", "task_options.length=64"]
+    done = invoke("train", "paper-1.4b", "--plan", "--devices", "16", *small)
+    assert done.exit_code == 0, done.output
+    for word in ("activations", "tokens/s at 40%", "torchrun --nnodes 2", "sbatch", "ray job"):
+        assert word in done.output
+    found = json.loads(invoke("train", "paper-1.4b", "--plan", "--json", *small).stdout)
+    assert found["memory"]["total"] > found["memory"]["weights"] > 0
+    assert "no run" not in str(found)
+    assert invoke("train", "--task", "needle", "--plan").exit_code == 2
+
+
+def test_launch_lines_name_the_settings():
+    lines = launch_lines("paper-2.8b", ["seed=1"], 64)
+    assert list(lines) == ["torchrun, on every node", "SLURM", "Ray"]
+    assert all("FSDP_VERSION" in line and "seed=1" in line for line in lines.values())
+
+
+@pytest.mark.parametrize("name", ["paper-1.4b", "paper-2.8b"])
+def test_paper_recipes_name_a_corpus_and_reject_the_default_text(name):
+    recipe = load_recipe(name)
+    require_corpus(recipe)
+    assert recipe.task_options["text"][0].startswith("datasets:")
+    for text in ({"text": "stdlib"}, {"text": ["stdlib", "x.txt"]}, {}):
+        options = {k: v for k, v in recipe.task_options.items() if k != "text"}
+        with pytest.raises(ValueError, match="far too little text for a model of size"):
+            require_corpus(recipe.changed(task_options={**options, **text}))
+
+
+def test_accelerate_reads_how_to_shard(monkeypatch):
+    for name, value in FSDP.items():
+        monkeypatch.setenv(name, value)
+    plugin = FullyShardedDataParallelPlugin()
+    assert plugin.fsdp_version == 2
+    assert plugin.reshard_after_forward is True
+    assert plugin.transformer_cls_names_to_wrap == ["Block"]
+    assert "SHARDED_STATE_DICT" in str(plugin.state_dict_type)
