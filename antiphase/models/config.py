@@ -208,6 +208,7 @@ class AntiphaseConfig(PreTrainedConfig):
         # DynamicCache(config=...) reads them; a model without windows or states has none.
         if (types := self._layer_types(layer_types)) is not None:
             self.layer_types = types
+        self.base_model_tp_plan: dict[str, str] | None
         self.base_model_tp_plan = _tensor_parallel_plan(attention, feed_forward)
         _ = self.feed_forward_width  # raises for sizes that do not fit, before a model is built
         super().__init__(**kwargs)
