@@ -15,7 +15,9 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile
 test: lint
 	$(PYTEST)
 
+# Ray is large, and all of its tests are slow.
 test-all: lint
+	$(BIN)/pip install --quiet --editable ".[cluster]"
 	$(PYTEST) -m ""
 
 # The oldest transformers that pyproject.toml allows; `make test` has the newest.
