@@ -118,9 +118,9 @@ class Compiled:
 def variants(architectures: Iterable[str] = ARCHITECTURES) -> Iterator[Variant]:
     """Return all variants that are compiled, with every tile that a device may use.
 
-    Every mask with two maps in 16 bits. For shared keys, one map, decoding and fp32, and for tiles
-    of devices with little shared memory, the mask that needs most: padding and a window with kept
-    keys. fp32 at two of the four widths.
+    Every mask with every number of maps in 16 bits. For fp32, at two of the four widths, and for
+    the tiles of devices with little shared memory, the mask that needs most: padding and a window
+    with kept keys.
 
     Args:
         architectures: Names from `ARCHITECTURES`.
@@ -138,10 +138,9 @@ def variants(architectures: Iterable[str] = ARCHITECTURES) -> Iterator[Variant]:
                 continue
             masks = KEY_MASKS if kernel == "dkv" else MASKS
             for tile in TILES[architecture, DTYPES[dtype], kernel][widths]:
-                for maps in MAPS if dtype == "bf16" else MAPS[:1]:
-                    every = maps == "two maps" and dtype == "bf16" and kernel != "decode"
-                    for mask in masks if every else ("all",):
-                        yield Variant(kernel, architecture, widths, dtype, maps, mask, tile)
+                every = dtype == "bf16"
+                for maps, mask in itertools.product(MAPS, masks) if every else [(MAPS[0], "all")]:
+                    yield Variant(kernel, architecture, widths, dtype, maps, mask, tile)
             for tile in SMALL[DTYPES[dtype]][kernel]:
                 yield Variant(kernel, architecture, widths, dtype, "two maps", "all", tile)
 
@@ -347,7 +346,7 @@ this is what the compilers say (ptxas, read by cuobjdump; LLVM for AMD), not a m
 Each row is a kernel with one of its tiles: the preferred one of the architecture first, then others
 that a device may measure, then small ones for devices with little shared memory (only these may
 spill in 16 bits). A row covers the masks that it was compiled with (their number stands in the
-row; the heaviest is always among them): registers
+row; with one mask it is the one that needs most): registers
 per thread and shared memory as a range, spilled bytes per thread the most, programs per
 multiprocessor (compute unit) the fewest. Products are counted in the code with the heaviest mask.
 fp16 compiles as bf16 does. fp32 products are three tf32 products on NVIDIA ("tf32x3"), which hold
