@@ -228,7 +228,9 @@ def _before(
     needles: WordNeedles,
 ) -> ModelScores:
     """Score the base model, or read the scores if it has been done."""
-    identity = [read_json(folder / START)["weights"], read_json(folder / CORPUS)["sha256"]]
+    corpus = read_json(folder / CORPUS)
+    text = corpus.get("text_sha256", corpus.get("sha256"))  # the second of earlier versions
+    identity = [read_json(folder / START)["weights"], text]
     name = short_digest([identity, recipe.task_options, asdict(options)])
     path = kept_in / f"before-{name}.json"
     if path.is_file():

@@ -74,7 +74,7 @@ def test_a_quick_study_ends_with_verdicts_and_a_page(folder):
             assert found <= {Verdict.INVALID, Verdict.DESCRIPTIVE}  # 2 seeds that learned nothing
             assert all(len(i.by_seed) == i.seeds == 2 for i in result.effects.values())
         else:
-            assert {judgement.verdict for judgement in result.judgements()} == {Verdict.NOT_RUN}
+            assert all(j.verdict is Verdict.NOT_RUN for j in result.judgements())
     assert {claim.what for claim in study.claims} == {*SOURCES}
     assert study.results[0].arms["standard"].split(", ")[0] == "attention=standard"
     assert not any("{" in recipe for r in study.results for recipe in r.arms.values())
@@ -301,7 +301,7 @@ def test_a_listing_imports_no_test():
 @pytest.mark.parametrize("test", EXPERIMENTS.values(), ids=lambda test: test.title)
 def test_every_entry_of_the_registry_loads(test):
     assert test.location.startswith(f"antiphase.experiments.e{test.number:02}_")
-    assert test.load().predictions
+    assert test.load().predictions or test.text  # two of these describe, and predict nothing
 
 
 def test_all_arms_of_the_lab_have_names_of_their_own():

@@ -29,6 +29,7 @@ from antiphase.tasks.text.tokenizer import make_tokenizer
 from antiphase.training import load_recipe
 from antiphase.training.divergence import DivergenceError
 from antiphase.training.locks import exclusive_lock
+from tests.experiments.small import InProcess
 from tests.pretrained.small import made, tuning_recipe, write_base
 
 ADAPTERS = ("dex", "adapter-only", "lora")
@@ -257,23 +258,11 @@ def test_a_model_that_does_not_exist_is_named(monkeypatch):
         load_base("nowhere")
 
 
-class InTurn:
-    """An engine that runs one job after another, in this process."""
-
-    workers = 1
-
-    def run(self, jobs, root):
-        for job in jobs:
-            self.on_tick([job])
-            job.perform(root)
-            yield job, None
-
-
 @pytest.mark.parametrize("seeds", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_controls_are_compared_at_equal_budget(seeds, recipe, tmp_path):
     quiet = Console(quiet=True)
     mine = recipe.changed(steps=2, method_options={"fraction": 0.75})
-    results = compare_controls(mine, OPTIONS, tmp_path, quiet, range(seeds), InTurn())
+    results = compare_controls(mine, OPTIONS, tmp_path, quiet, range(seeds), InProcess())
     assert [row[0] for row in results["table"]] == ["base", "dex", *CONTROLS]
     assert [row[0] for row in results["against_dex"]] == [f"dex minus {c}" for c in CONTROLS]
     assert len(results["verdicts"]) == len(PREDICTIONS)
@@ -299,7 +288,7 @@ def test_controls_are_compared_at_equal_budget(seeds, recipe, tmp_path):
     assert all(r["method_options"] == mine.method_options for r in of_dex)
     # nothing is done again
     before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("results.json")}
-    again = compare_controls(mine, OPTIONS, tmp_path, quiet, range(seeds), InTurn())
+    again = compare_controls(mine, OPTIONS, tmp_path, quiet, range(seeds), InProcess())
     assert again == results
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("results.json")} == before
 

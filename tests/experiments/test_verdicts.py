@@ -208,6 +208,8 @@ def test_a_test_without_a_primary_prediction_does_not_load(monkeypatch):
 
 @pytest.mark.parametrize("test", EXPERIMENTS.values(), ids=lambda test: test.title)
 def test_a_contest_between_arms_has_gates_for_both(test: RegisteredTest):
+    if test.text:
+        pytest.skip("models of text have no accuracy to learn")
     experiment = test.load()
     names = {arm.name for arm in experiment.arms}
     for p in experiment.predictions:
