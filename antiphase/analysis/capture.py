@@ -193,7 +193,7 @@ def _record_ours(
         if scores and layer.has_softmax:
             pairs = [(heads.q, heads.k), (heads.q2, heads.k2)]
             kept.scores = [
-                _scores(q, k, layer.softcap).masked_fill(~visible, -torch.inf)
+                attention_logits(q, k, layer.softcap).masked_fill(~visible, -torch.inf)
                 for q, k in pairs
                 if q is not None and k is not None and k.dim() == 4
             ]
@@ -262,7 +262,8 @@ def _at_rows(heads: Heads, rows: Tensor) -> Heads:
     return dataclasses.replace(heads, q=q, q2=_at(heads.q2, rows), lam=_at(heads.lam, rows))
 
 
-def _scores(q: Tensor, k: Tensor, softcap: float | None) -> Tensor:
+def attention_logits(q: Tensor, k: Tensor, softcap: float | None) -> Tensor:
+    """Return the softmax logits of every row and key [B, h, Tq, Tk], without a mask."""
     scores = (q.float() @ repeat_heads(k, q.shape[1]).float().mT) * q.shape[-1] ** -0.5
     return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 

@@ -80,7 +80,7 @@ def pack(
 ) -> None:
     """Tokenize text once, for training with `task_options.text=packed:FOLDER` or the same sources.
 
-    After a kill or a full disk, the same command goes on. Several at once share the work. On a
+    After a kill or a full disk, the same command resumes. Several at once share the work. On a
     packed corpus, the command checks it and packs damaged shards again.
     """
     require_at_least(1, processes=processes)

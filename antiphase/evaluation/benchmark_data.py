@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from antiphase import package_downloads
 from antiphase.cache_folder import cache_folder, create_private, write_private
 from antiphase.package_downloads import wheel
 
@@ -136,16 +137,7 @@ def require_files(what: str, names: Iterable[str]) -> None:
 
 def read_manifest() -> dict[str, Any]:
     """Return the manifest of the installed files."""
-    path = benchmark_folder() / MANIFEST
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{path}: cannot be read ({error}); delete it and run {COMMAND}"
-        ) from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: is no manifest; delete it and run {COMMAND}")
-    return found
+    return package_downloads.read_manifest(benchmark_folder() / MANIFEST, COMMAND)
 
 
 def read_benchmark(name: str) -> bytes:

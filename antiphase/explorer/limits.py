@@ -43,7 +43,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """Middleware: refuse requests for other hosts, and add headers that restrict the page.
+    """Middleware: reject requests for other hosts, and add headers that restrict the page.
 
     A page of another site can make a browser send requests to this machine under a name of its
     own (DNS rebinding); the Host header then has that name. An address as Host cannot be rebound.

@@ -19,7 +19,7 @@ def compiled_generation() -> dict[str, Any]:
 
     Each batch size and each cache length is compiled anew; `max_length` or `max_new_tokens` sets
     the cache length. From `torch._dynamo.config.recompile_limit` of them on, decoding is no longer
-    compiled, but goes on.
+    compiled, but continues.
     """
     compiling = CompileConfig(fullgraph=False, dynamic=False, mode="default")
     compiling._compile_all_devices = True  # else transformers compiles on GPUs only

