@@ -126,7 +126,7 @@ def check_lock(
     if lock is None:
         raise LockError(
             f"{folder}: has no {LOCK}; lock the predictions before the first run: "
-            "antiphase lab lock"
+            f"antiphase lab lock --study {study_id} --out {folder}"
         )
     _compare(lock, study_id, seeds, predictions, design, folder)
     locked = datetime.fromisoformat(lock["time"])

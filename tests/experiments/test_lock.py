@@ -102,7 +102,7 @@ def test_a_changed_design_is_named(changes, words, folder):
 
 
 def test_a_study_needs_its_lock_and_its_seeds(folder, tmp_path):
-    with pytest.raises(LockError, match=r"has no lock\.json; lock the predictions before"):
+    with pytest.raises(LockError, match=r"has no lock\.json; .* lock --study first --out"):
         check_lock("first", SEEDS, PREDICTIONS, DESIGN, tmp_path)
     with pytest.raises(LockError, match=r"has the seeds 10, 11, .*, got 10, 11; use the locked"):
         check_lock("first", [10, 11], PREDICTIONS, DESIGN, folder)
