@@ -43,6 +43,9 @@ def run(
     context: typer.Context,
     study_id: Annotated[Optional[str], STUDY] = None,
     full: Annotated[bool, typer.Option("--full", help="the same as --study primary")] = False,
+    road: Annotated[
+        bool, typer.Option("--road", help="compare mixers from GRU to V2 on recall; takes hours")
+    ] = False,
     only: Annotated[Optional[str], typer.Option(help="run tests by number, e.g. 7,8")] = None,
     list_tests: Annotated[bool, list_option("the tests")] = False,
     report: Annotated[
@@ -71,16 +74,21 @@ def run(
     if full and study_id not in (None, "primary"):
         raise ValueError(f"--full: is --study primary, but --study is {study_id}; give one")
     study_id = "primary" if full else study_id
+    if road and (study_id, only, seeds, report) != (None, None, None, None):
+        raise ValueError("--road: goes with --out and --engine only; leave out the other options")
     if study_id is not None and seeds is not None:
         raise ValueError(f"--seeds: the seeds of {study_id!r} are locked; leave out --seeds")
     require_at_least(1, seeds=3 if seeds is None else seeds)
     numbers = None if only is None else _numbers(only)
-    folder = out or _folder(study_id)
+    folder = out or _folder("road" if road else study_id)
     require_output_folder("--out", folder)
     if report is not None and not report.is_dir():
         raise ValueError(f"--report: got {report}, which is no folder of a study")
     require_engine_options(engine, address)
     require_packages("the report", "lab", "plotly", "matplotlib")
+    if road:
+        _road(folder, output, engine, address, results_url)
+        return
     from dataclasses import replace
 
     from antiphase.experiments.results import load_study
@@ -144,6 +152,24 @@ def _locked_plan(study_id: str) -> "Plan":
     if study_id not in locked:
         raise ValueError(f"--study: got {study_id!r}, allowed are {', '.join(locked)}")
     return locked[study_id]
+
+
+def _road(
+    folder: Path, output: Output, engine: str, address: str | None, results_url: str | None
+) -> None:
+    from antiphase.benchmarks.road_costs import road_costs
+    from antiphase.experiments.road import as_json, run_road
+    from antiphase.experiments.road_page import write_road
+
+    chosen, copy = open_engine(engine, address, results_url, output.progress)
+    results = run_road(folder, output.progress, engine=chosen)
+    with output.progress.status("measuring: speed by length"):
+        costs = road_costs()
+    page, picture = write_road(results, costs, folder)
+    output.json(as_json(results))
+    output.wrote(picture)
+    output.wrote(page)
+    copy_study(copy, folder)
 
 
 def _show(study: "Study", folder: Path, output: Output) -> None:

@@ -123,7 +123,7 @@ def tune(
             for arm, s in wanted
         ]
         train_all([run for group in runs for run in group], root, console, engine)
-        return [sum(_held_out_loss(run, root) for run in group) / len(group) for group in runs]
+        return [sum(final_loss(run, root) for run in group) / len(group) for group in runs]
 
     found = [ArmTuning(arm, {}, {}) for arm in arms]
     swept = [
@@ -150,7 +150,7 @@ def tune(
     return found
 
 
-def _held_out_loss(run: TrainingRun, root: Path) -> float:
+def final_loss(run: TrainingRun, root: Path) -> float:
     """Return the held-out loss at the end of a run; infinite if it did not get there."""
     if not run.finished(root):
         return math.inf
