@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, count_tokens, merge_heads, split_heads
 from antiphase.attention.masking import Masking
-from antiphase.attention.parts import Float32Parameters, HeadNorm
+from antiphase.attention.parts import Float32Parameters, HeadNorm, softplus
 from antiphase.attention.projections import apply_linear
 from antiphase.attention.running_noise import running_arguments, store_state, visible_noise
 from antiphase.ops import delta_map, delta_rule, statistics_dtype
@@ -47,7 +47,7 @@ class Decay(Float32Parameters):
         steps = torch.linspace(0, 1, z.shape[-1], device=z.device, dtype=dtype)
         memory = SHORTEST * (LONGEST / SHORTEST) ** steps
         offset = torch.log(torch.expm1(memory))  # softplus(offset) = memory
-        return -self.A.to(dtype).exp() * F.softplus(z.to(dtype) + self.b.to(dtype) + offset)
+        return -self.A.to(dtype).exp() * softplus(z.to(dtype) + self.b.to(dtype) + offset)
 
 
 class Delta(Attention):

@@ -7,12 +7,12 @@ negative, and A no attention map. Decoding keeps a sum of d (d + 1) numbers per 
 no keys, so its cost does not depend on the length.
 """
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from antiphase.attention.base import Attention
 from antiphase.attention.heads import Heads, Inputs, count_tokens, merge_heads, split_heads
 from antiphase.attention.masking import Masking
+from antiphase.attention.parts import elu_plus_one
 from antiphase.attention.projections import apply_linear, by_heads
 from antiphase.attention.running_noise import (
     needs_map,
@@ -41,9 +41,8 @@ class Linear(Attention):
 
     def project(self, inputs: Inputs) -> Heads:
         x, context, d = inputs.x, inputs.context, self.head_dim
-        # elu before the heads are split: of transposed tensors, compiled gradients fail.
-        q = split_heads(F.elu(apply_linear(self.q_proj, x)) + 1, d)  # [B, h, Tq, d]
-        k = split_heads(F.elu(apply_linear(self.k_proj, context)) + 1, d)  # [B, h_kv, new, d]
+        q = split_heads(elu_plus_one(apply_linear(self.q_proj, x)), d)  # [B, h, Tq, d]
+        k = split_heads(elu_plus_one(apply_linear(self.k_proj, context)), d)  # [B, h_kv, new, d]
         v = split_heads(apply_linear(self.v_proj, context), d)
         past = count_tokens(inputs.cache, context)
         return Heads(x, q, k, v, new=context.shape[1], past=past, cache=inputs.cache)

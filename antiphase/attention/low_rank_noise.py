@@ -8,7 +8,6 @@ O(T r d), so the layer has one softmax map.
 
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from antiphase.attention.base import Attention
@@ -21,6 +20,7 @@ from antiphase.attention.parts import (
     check_at_least_one,
     halve_heads,
     per_row,
+    softplus,
 )
 from antiphase.attention.projections import apply_linear, by_heads
 from antiphase.attention.running_noise import (
@@ -74,10 +74,8 @@ class LowRankNoise(Attention):
         k = split_heads(rope(apply_linear(self.k_proj, context), d, inputs.key_rotary), d)
         v = split_heads(apply_linear(self.v_proj, context), 2 * d)
         # No RoPE on the features: a rotation would make some negative, and A2 no attention map.
-        # softplus before the heads are split: of transposed tensors, compiled gradients fail.
-        q2 = split_heads(F.softplus(apply_linear(self.noise_q_proj, x)), r)  # [B, h, Tq, r]
-        k2 = F.softplus(apply_linear(self.noise_k_proj, context))
-        k2 = split_heads(k2, r)  # [B, h_kv, new, r]
+        q2 = split_heads(softplus(apply_linear(self.noise_q_proj, x)), r)  # [B, h, Tq, r]
+        k2 = split_heads(softplus(apply_linear(self.noise_k_proj, context)), r)  # [B, h_kv, new, r]
         new = k.shape[2]
         k, v = extend_cache(inputs.cache, k, v)  # k2 is not cached: the running state replaces it
         return Heads(x, q, k, v, q2, k2, lam=self.lam(x, inputs.cache), new=new, cache=inputs.cache)

@@ -224,3 +224,17 @@ def check_at_least_one(name: str, value: int, what: str = "") -> None:
     """Raise for a count below 1; `what` says what is counted."""
     if value < 1:
         raise ValueError(f"{name}: got {value}, expected at least 1{what}")
+
+
+# Not PyTorch's own functions: torch.compile (2.13) assumes that their gradients have the strides of
+# x, while they have those of the gradient that comes in, so that compiled backward passes fail.
+
+
+def softplus(x: Tensor) -> Tensor:
+    """Return log(1 + exp(x))."""
+    return torch.logaddexp(x, x.new_zeros(()))
+
+
+def elu_plus_one(x: Tensor) -> Tensor:
+    """Return exp(x) below 0, and x + 1 above."""
+    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())

@@ -139,7 +139,7 @@ def _weights(
     scores = repeat_heads(q @ repeat_heads(k, q.shape[1]).mT, H)
     if args.mask is not None and args.mask.dtype != torch.bool:
         scores = scores + args.mask.to(dtype)
-    n = torch.full((1,), float(Tk), dtype=dtype, device=q.device)
+    n = torch.full((1,), Tk, dtype=dtype, device=q.device)
     if visible is not None:
         scores = scores.masked_fill(~visible, 0.0)  # no inf, whose gradient would be NaN
         n = visible.sum(-1, keepdim=True).clamp_min(1).to(dtype)
