@@ -15,19 +15,25 @@ from antiphase.tasks.key_value import KeyValueOptions, KeyValueTask
 
 @dataclass(frozen=True)
 class RecallOptions(KeyValueOptions):
-    """`pairs` per sequence; `queries` of them are queried, each once."""
+    """`pairs` per sequence; `queries` of them are queried.
+
+    Each at most once; with `replacement` every query takes any pair, so that a model cannot find
+    answers by ruling out what was answered before.
+    """
 
     keys: int = 32
     values: int = 32
     pairs: int = 8
     queries: int = 8
+    replacement: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.queries <= self.pairs <= self.keys:
+        too_many = self.queries > self.pairs and not self.replacement
+        if too_many or self.queries < 1 or not 1 <= self.pairs <= self.keys:
             raise ValueError(
                 f"queries, pairs, keys: got {self.queries}, {self.pairs}, {self.keys}, expected "
-                "1 <= queries <= pairs <= keys"
+                "1 <= queries <= pairs <= keys (with replacement, any number of queries)"
             )
         if self.slots < self.queries:
             raise ValueError(
@@ -46,13 +52,17 @@ class Recall(KeyValueTask):
 
     name = "recall"
     Options = RecallOptions
+    unkeyed_options = ("replacement",)  # the same pairs are drawn, whichever are queried
 
     def generate(self, rng: CounterRNG) -> Examples:
         options, B = self.options, rng.size
         P, S, rows = options.pairs, options.slots, np.arange(B)[:, None]
         keys = self.first_key + rng.permutations("keys", options.keys)[:, :P]
         values = self.first_value + rng.integers("values", P, options.values)
-        queried = rng.permutations("asked", P)[:, : options.queries]
+        if options.replacement:
+            queried = rng.integers("asked", options.queries, P)
+        else:
+            queried = rng.permutations("asked", P)[:, : options.queries]
         query_slots = rng.permutations("slots", S)[:, : options.queries]
         fillers = rng.integers("fillers", 2 * S, options.fillers).reshape(B, S, 2)
         slots = self.first_filler + fillers

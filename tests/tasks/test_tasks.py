@@ -94,6 +94,19 @@ def test_arithmetic_answers_are_computed_by_hand():
         assert values[variable] == int(answer)
 
 
+def test_recall_with_replacement_queries_pairs_again():
+    dataset = task("recall")(length=64, pairs=4, queries=12, replacement=True, size=40)
+    batch = dataset.examples(range(40))
+    queries = batch.roles == Role.QUERY
+    assert (queries.sum(1) == 12).all()
+    for tokens, roles in zip(batch.tokens, batch.roles, strict=True):
+        pairs = dict(zip(tokens[roles == Role.KEY], tokens[roles == Role.ANSWER], strict=True))
+        asked, answers = tokens[roles == Role.QUERY], tokens[roles == Role.TARGET]
+        assert [pairs[key] for key in asked] == answers.tolist()
+    with pytest.raises(ValueError, match="queries, pairs, keys: got 12, 4, 32"):
+        task("recall")(length=64, pairs=4, queries=12)
+
+
 def test_noise_depth_and_repeats_do_what_they_promise():
     dataset = task("needle")(length=201, needles=5, queried=2, noise=0.25, depth=0.5, size=40)
     batch = dataset.examples(range(40))
