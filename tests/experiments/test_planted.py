@@ -167,8 +167,8 @@ def measure(number: int, world: World, monkeypatch: pytest.MonkeyPatch) -> Resul
     planted_maps = cache(lambda model, split: maps(world, model, split))
     patches = {
         (model_measurements, "_answers"): lambda model, c, size: answers(world, model, c),
-        (model_measurements, "_accuracy_as_trained"): lambda model, size: (
-            answers(world, model, AS_TRAINED).correct
+        (model_measurements, "_accuracy_of_all_questions"): lambda model, c, size: (
+            answers(world, model, c).correct
         ),
         (model_measurements, "_maps_on_task"): lambda model, c, step, split, n: planted_maps(
             model, split

@@ -55,7 +55,7 @@ STEPS = {
 
 def test_steps_to_the_criterion_show_censored_seeds_and_the_log_rank_test(models):
     table, branches = training_tables.training_tables(models(STEPS), ARMS)
-    assert table.title == "Steps to an accuracy of 0.99"
+    assert table.title == "Steps to an accuracy of 0.99, task composite_needle"
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["standard"] == ["0.75", "450", "", "400, 450, 500, > 600, 350, > 600, 400, 450"]
     assert rows["V1"][:2] == ["1.00", "100"]
