@@ -1,0 +1,207 @@
+"""Models whose answers, maps and losses are planted by arm, with a little noise by seed."""
+
+import itertools
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from antiphase.analysis.capture import CapturedMaps, LayerMaps
+from antiphase.analysis.ground_truth import GroundTruth
+from antiphase.analysis.metrics import flow
+from antiphase.analysis.statistics import seed_interval
+from antiphase.experiments import e13_cheap_noise, e15_layers, model_measurements
+from antiphase.experiments.conditions import AS_TRAINED, GRID, Condition
+from antiphase.experiments.model_measurements import Answers, MapsOnTask
+from antiphase.experiments.registry import EXPERIMENTS
+from antiphase.experiments.results import Result
+from antiphase.experiments.trained_models import TrainedModel, TrainedModels
+from antiphase.experiments.verdicts import Verdict, require_measured
+from antiphase.models import preset
+from tests.experiments.small import small_run
+
+SEEDS, EXAMPLES = range(8), 500
+B, H, T, LAYERS = 48, 4, 48, 2
+RETRIEVING = torch.tensor([[False] * 4, [True, True, False, False]])  # by layer and head
+CELLS = {condition: cell for cell, condition in GRID.items()}
+S, R, I = Verdict.SUPPORTED, Verdict.REFUTED, Verdict.INVALID  # noqa: E741
+folders = itertools.count()  # measurements are cached by model: a new world has new models
+
+
+@dataclass(frozen=True)
+class World:
+    """What is planted, by name of the arm; an arm that is not named has the default.
+
+    Attributes:
+        learned: accuracy as trained, else 0.999.
+        stress: accuracy elsewhere, else 0.7.
+        loss: standard's loss on answers.
+        gain: how much lower V1's loss is than standard's, by cell of the grid, else 0.
+        noise: mass of standard's retrieval heads on I.
+        retrieving: kind of V1's maps in retrieval heads; one of the kinds of `row_maps`.
+        elsewhere: kind of V1's maps in the other heads.
+        drop: fall of the answer's logit by edit of a head's noise map, [layer, head]; else 0.
+        full_rank: whether noise maps have full rank, rather than rank 1.
+    """
+
+    learned: dict[str, float] = field(default_factory=dict)
+    stress: dict[str, float] = field(default_factory=dict)
+    loss: float = 1.0
+    gain: dict[tuple[int, str], float] = field(default_factory=dict)
+    noise: float = 0.4
+    retrieving: str = "plain"
+    elsewhere: str = "plain"
+    drop: dict[str, list[list[float]]] = field(default_factory=dict)
+    full_rank: bool = False
+
+
+config = cache(partial(preset, "nano"))
+
+
+def generator(*names: object) -> np.random.Generator:
+    return np.random.default_rng([crc32(str(name).encode()) for name in names])
+
+
+def answers(world: World, model: TrainedModel, condition: Condition) -> Answers:
+    jitter = 0.005 * generator(model.arm, model.run.recipe.seed, condition.name).normal()
+    correct = world.learned.get(model.arm, 0.999)
+    if condition != AS_TRAINED:
+        correct = world.stress.get(model.arm, 0.7) + jitter
+    gain = world.gain.get(CELLS[condition], 0.0) if condition in CELLS else 0.0
+    loss = world.loss - (gain if model.arm == "V1" else 0.0) + jitter
+    return Answers(
+        (np.arange(EXAMPLES) < round(correct * EXAMPLES)).astype(float),
+        np.full(EXAMPLES, loss),
+        torch.empty(0),
+        torch.empty(0),
+    )
+
+
+def truth() -> GroundTruth:
+    """Return one query per sequence: its own two tokens at the end, R in the middle."""
+    here = torch.arange(T)
+    relevant, sink, own = (here >= 10) & (here < 18), here == 0, here >= T - 2
+    masks = [m.expand(B, 1, T) for m in (relevant, sink, ~(relevant | sink | own))]
+    return GroundTruth(torch.full((B, 1), T - 1), *masks, torch.zeros(B, 1))
+
+
+def row_maps(kind: str, on_relevant: float, noise: float, rng: np.random.Generator) -> LayerMaps:
+    """Return maps of rows with a mass on R, a mass `noise` on I, and the rest on S.
+
+    `plain`: nothing is subtracted. `sharp`: nothing is subtracted, and there is little noise.
+    `common`: the noise of A1 is subtracted. `own`: a noise of the same size, but another one.
+    """
+    known = truth()
+    first, second = (np.exp(rng.normal(size=(B, H, 1, T))) for _ in range(2))
+    own = {"common": first * np.exp(0.1 * rng.normal(size=first.shape))}.get(kind, second)
+
+    def weights(pattern: Any, relevant: float, irrelevant: float) -> Tensor:
+        spread, total = torch.from_numpy(pattern), torch.zeros(B, H, 1, T).double()
+        for where, mass in ((known.relevant, relevant), (known.irrelevant, irrelevant)):
+            part = spread * where[:, None]
+            total += mass * part / part.sum(-1, keepdim=True)
+        total[..., 0] = 1 - relevant - irrelevant
+        return total
+
+    if kind == "sharp":
+        on_relevant, noise = 1.9 * on_relevant, 0.05 * noise
+    lam = torch.full((B, H, 1, 1), 0.5 if kind in ("common", "own") else 0.0)
+    even = np.exp(0.1 * rng.normal(size=first.shape))  # on R both maps are even, and unrelated
+    on_r = known.relevant[:, None].numpy()
+    A1 = weights(np.where(on_r, even, first), on_relevant, noise)
+    even = np.exp(0.1 * rng.normal(size=first.shape))
+    A2 = weights(np.where(on_r, even, own), 0.4 * on_relevant, 1.75 * noise)
+    return LayerMaps(A1, A1 - lam * A2, A2, lam)
+
+
+def maps(world: World, model: TrainedModel, split: str) -> MapsOnTask:
+    rng = generator(model.arm, model.run.recipe.seed, split)
+    is_v1 = model.arm == "V1"
+    kinds = (world.retrieving, world.elsewhere) if is_v1 else ("plain", "plain")
+    noise = 0.4 if is_v1 else world.noise
+    layers = []
+    for retrieves in RETRIEVING:
+        where = retrieves[None, :, None, None]
+        one, other = (
+            row_maps(kind, mass, noise, rng)
+            for kind, mass in zip(kinds, (min(0.5, 0.95 - noise), 0.02), strict=True)
+        )
+        names = ("signal", "difference", "noise", "lam")
+        layers.append(
+            LayerMaps(*(torch.where(where, getattr(one, n), getattr(other, n)) for n in names))
+        )
+    known = truth()
+    return MapsOnTask(CapturedMaps(layers, known.rows, torch.empty(0)), known, torch.zeros(B, T))
+
+
+def logit_change(
+    net: Any, ids: Tensor, known: GroundTruth, edit: Any, layer: int, heads: Tensor | None = None
+) -> Tensor:
+    name = next(name for name, known_edit in e15_layers.EDITS.items() if known_edit is edit)
+    drops = np.array(net.world.drop.get(name, np.zeros((LAYERS, H))))[layer]
+    fall = drops.sum() if heads is None else drops[heads.numpy()].sum()
+    return torch.full((B, 1), float(fall)) + 0.02 * generator(net.model.run.key, layer).normal()
+
+
+def complete_maps(world: World, model: TrainedModel) -> list[LayerMaps]:
+    scores = generator(model.run.key).normal(size=(4, 2, 24 if world.full_rank else 1, 24))
+    A2 = torch.from_numpy(3 * scores).softmax(-1).expand(4, 2, 24, 24)
+    return [LayerMaps(A2, A2, A2, torch.ones(4, 2, 24, 1))]
+
+
+def measure(number: int, world: World, monkeypatch: pytest.MonkeyPatch) -> Result:
+    """Return the result of a test on models with planted answers and maps."""
+    planted_maps = cache(lambda model, split: maps(world, model, split))
+    patches = {
+        (model_measurements, "_answers"): lambda model, c, size: answers(world, model, c),
+        (model_measurements, "_accuracy_of_all_questions"): lambda model, c, size: (
+            answers(world, model, c).correct
+        ),
+        (model_measurements, "_maps_on_task"): lambda model, c, step, split, n: planted_maps(
+            model, split
+        ),
+        (TrainedModel, "load"): lambda model, step=None: SimpleNamespace(
+            config=config(model.run.recipe.attention), world=world, model=model
+        ),
+        (flow, "logit_change"): logit_change,
+        (e15_layers, "residual_cosine"): lambda net, ids: torch.zeros(LAYERS, B, T),
+        (e13_cheap_noise, "complete_maps"): lambda model: complete_maps(world, model),
+    }
+    for (where, name), planted in patches.items():
+        monkeypatch.setattr(where, name, planted)
+    entry = EXPERIMENTS[number]
+    test = entry.load()
+    folder = Path(f"planted-{next(folders)}")
+    models = TrainedModels(
+        {
+            arm.name: [TrainedModel(arm.name, small_run(arm, seed), folder) for seed in SEEDS]
+            for arm in test.arms
+        }
+    )
+    found = test.measure(models)
+    require_measured(str(number), test.predictions, found.effects)
+    effects = {effect: seed_interval(values) for effect, values in found.effects.items()}
+    return Result(
+        number,
+        entry.title,
+        entry.question,
+        list(test.predictions),
+        effects,
+        found.tables,
+        found.figures,
+        found.notes,
+        {arm.name: "" for arm in test.arms},
+        "planted",
+        list(SEEDS),
+    )
+
+
+def verdicts(result: Result, expected: dict[str, Verdict]) -> dict[str, Verdict | None]:
+    return {reading: result.about(reading) for reading in expected}
