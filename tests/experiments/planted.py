@@ -17,8 +17,15 @@ from antiphase.analysis.capture import CapturedMaps, LayerMaps
 from antiphase.analysis.ground_truth import GroundTruth
 from antiphase.analysis.metrics import flow
 from antiphase.analysis.statistics import seed_interval
-from antiphase.experiments import e13_cheap_noise, e15_layers, model_measurements
-from antiphase.experiments.conditions import AS_TRAINED, GRID, Condition
+from antiphase.experiments import (
+    e02_fixed_lambda,
+    e03_gradients,
+    e13_cheap_noise,
+    e15_layers,
+    model_measurements,
+)
+from antiphase.experiments.conditions import AS_TRAINED, Cell, Condition
+from antiphase.experiments.e23_full_grid import AXES
 from antiphase.experiments.model_measurements import Answers, MapsOnTask
 from antiphase.experiments.registry import EXPERIMENTS
 from antiphase.experiments.results import Result
@@ -30,7 +37,9 @@ from tests.experiments.small import small_run
 SEEDS, EXAMPLES = range(8), 500
 B, H, T, LAYERS = 48, 4, 48, 2
 RETRIEVING = torch.tensor([[False] * 4, [True, True, False, False]])  # by layer and head
-CELLS = {condition: cell for cell, condition in GRID.items()}
+CELLS = {condition: cell for cell, condition in AXES.cells.items()}
+LAMBDAS = {"lam_0": 0.2, "lam_1": 0.4}
+EMPTY = (torch.empty(0), torch.empty(0))
 S, R, I = Verdict.SUPPORTED, Verdict.REFUTED, Verdict.INVALID  # noqa: E741
 folders = itertools.count()  # measurements are cached by model: a new world has new models
 
@@ -42,24 +51,38 @@ class World:
     Attributes:
         learned: accuracy as trained, else 0.999.
         stress: accuracy elsewhere, else 0.7.
+        at: accuracy by arm and name of the condition, before `stress`.
         loss: standard's loss on answers.
+        slope: how much higher all losses are if all distractors are near.
         gain: how much lower V1's loss is than standard's, by cell of the grid, else 0.
+        gains: the same of other arms.
+        hallucinated: fraction of unanswerable questions with an answer at equal refusals, else 0.4.
+        caution: how much an arm prefers to refuse any question, else 0.
         noise: mass of standard's retrieval heads on I.
         retrieving: kind of V1's maps in retrieval heads; one of the kinds of `row_maps`.
         elsewhere: kind of V1's maps in the other heads.
+        before: kind of V1's maps at the start of training, in retrieval heads.
+        maps_of: kind of other arms' maps in retrieval heads, else plain.
         drop: fall of the answer's logit by edit of a head's noise map, [layer, head]; else 0.
-        full_rank: whether noise maps have full rank, rather than rank 1.
+        full_rank: arms whose noise maps have full rank, rather than rank 1.
     """
 
     learned: dict[str, float] = field(default_factory=dict)
     stress: dict[str, float] = field(default_factory=dict)
+    at: dict[tuple[str, str], float] = field(default_factory=dict)
     loss: float = 1.0
-    gain: dict[tuple[int, str], float] = field(default_factory=dict)
+    slope: float = 0.0
+    gain: dict[Cell, float] = field(default_factory=dict)
+    gains: dict[str, dict[Cell, float]] = field(default_factory=dict)
+    hallucinated: dict[str, float] = field(default_factory=dict)
+    caution: dict[str, float] = field(default_factory=dict)
     noise: float = 0.4
     retrieving: str = "plain"
     elsewhere: str = "plain"
+    before: str = "plain"
+    maps_of: dict[str, str] = field(default_factory=dict)
     drop: dict[str, list[list[float]]] = field(default_factory=dict)
-    full_rank: bool = False
+    full_rank: tuple[str, ...] = ()
 
 
 config = cache(partial(preset, "nano"))
@@ -73,15 +96,32 @@ def answers(world: World, model: TrainedModel, condition: Condition) -> Answers:
     jitter = 0.005 * generator(model.arm, model.run.recipe.seed, condition.name).normal()
     correct = world.learned.get(model.arm, 0.999)
     if condition != AS_TRAINED:
-        correct = world.stress.get(model.arm, 0.7) + jitter
-    gain = world.gain.get(CELLS[condition], 0.0) if condition in CELLS else 0.0
-    loss = world.loss - (gain if model.arm == "V1" else 0.0) + jitter
+        usual = world.stress.get(model.arm, 0.7)
+        correct = world.at.get((model.arm, condition.name), usual) + jitter
+    gains = {"V1": world.gain, **world.gains}.get(model.arm, {})
+    gain = gains.get(CELLS[condition], 0.0) if condition in CELLS else 0.0
     return Answers(
         (np.arange(EXAMPLES) < round(correct * EXAMPLES)).astype(float),
-        np.full(EXAMPLES, loss),
-        torch.empty(0),
-        torch.empty(0),
+        np.full(EXAMPLES, world.loss + world.slope * condition.near - gain + jitter),
+        *(refusals(world, model, jitter) if model.run.recipe.task == "unanswerable" else EMPTY),
     )
+
+
+def refusals(world: World, model: TrainedModel, jitter: float) -> tuple[Tensor, Tensor]:
+    """Return logits and targets: half of the questions, answered with token 0, are answerable.
+
+    A model is sure of what it knows: its preference for the refusal is -4 for answerable questions
+    (a little more or less), -6 for those that it does not recognise as unanswerable, else 6.
+    """
+    refusal, n = model.held_out(1).refusal, EXAMPLES // 2
+    fooled = max(0, round((world.hallucinated.get(model.arm, 0.4) + jitter) * n))
+    preference = torch.cat(
+        [torch.linspace(-4.5, -3.5, n), torch.full((fooled,), -6.0), torch.full((n - fooled,), 6.0)]
+    )
+    logits = torch.zeros(2 * n, refusal + 1)
+    logits[:, 0] = 9.0
+    logits[:, refusal] = 9.0 + preference + world.caution.get(model.arm, 0.0)
+    return logits, torch.tensor([0] * n + [refusal] * n)
 
 
 def truth() -> GroundTruth:
@@ -121,10 +161,12 @@ def row_maps(kind: str, on_relevant: float, noise: float, rng: np.random.Generat
     return LayerMaps(A1, A1 - lam * A2, A2, lam)
 
 
-def maps(world: World, model: TrainedModel, split: str) -> MapsOnTask:
+def maps(world: World, model: TrainedModel, split: str, step: int | None) -> MapsOnTask:
     rng = generator(model.arm, model.run.recipe.seed, split)
     is_v1 = model.arm == "V1"
-    kinds = (world.retrieving, world.elsewhere) if is_v1 else ("plain", "plain")
+    kinds = (world.maps_of.get(model.arm, "plain"), "plain")
+    if is_v1:
+        kinds = (world.retrieving if step is None else world.before, world.elsewhere)
     noise = 0.4 if is_v1 else world.noise
     layers = []
     for retrieves in RETRIEVING:
@@ -151,22 +193,29 @@ def logit_change(
 
 
 def complete_maps(world: World, model: TrainedModel) -> list[LayerMaps]:
-    scores = generator(model.run.key).normal(size=(4, 2, 24 if world.full_rank else 1, 24))
+    patterns = 24 if model.arm in world.full_rank else 1
+    scores = generator(model.run.key).normal(size=(4, 2, patterns, 24))
     A2 = torch.from_numpy(3 * scores).softmax(-1).expand(4, 2, 24, 24)
     return [LayerMaps(A2, A2, A2, torch.ones(4, 2, 24, 1))]
 
 
 def measure(number: int, world: World, monkeypatch: pytest.MonkeyPatch) -> Result:
     """Return the result of a test on models with planted answers and maps."""
-    planted_maps = cache(lambda model, split: maps(world, model, split))
+    planted_maps = cache(partial(maps, world))
     patches = {
         (model_measurements, "_answers"): lambda model, c, size: answers(world, model, c),
         (model_measurements, "_accuracy_of_all_questions"): lambda model, c, size: (
             answers(world, model, c).correct
         ),
         (model_measurements, "_maps_on_task"): lambda model, c, step, split, n: planted_maps(
-            model, split
+            model, split, step
         ),
+        (TrainedModel, "milestones"): lambda model: model.run.recipe.milestones,
+        (e02_fixed_lambda, "lambdas"): lambda net: LAMBDAS,
+        (e03_gradients, "lambdas"): lambda net: LAMBDAS,
+        (e03_gradients, "read_metrics"): lambda folder: [{"step": 4, "grad_norm": 1.0}],
+        (e03_gradients, "_cosines"): lambda models, step, part: [0.1] * len(models),
+        (e03_gradients, "_hessian"): lambda model, step: (2.0, -1.0),
         (TrainedModel, "load"): lambda model, step=None: SimpleNamespace(
             config=config(model.run.recipe.attention), world=world, model=model
         ),
