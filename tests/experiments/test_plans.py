@@ -1,11 +1,14 @@
 """The plans of the lab agree with its registry, and their recipes with their conditions."""
 
+import io
 import itertools
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from antiphase.experiments.arms import Settings, arm_recipe
+from antiphase.experiments import study
+from antiphase.experiments.arms import Arm, Settings, arm_recipe
 from antiphase.experiments.conditions import (
     AS_TRAINED,
     CONDITIONS,
@@ -17,7 +20,6 @@ from antiphase.experiments.conditions import (
 from antiphase.experiments.lock import check_lock
 from antiphase.experiments.plans import PLANS, PRIMARY, QUICK, lab_command, select_tests
 from antiphase.experiments.registry import EXPERIMENTS, LOCKED
-from antiphase.experiments.study import design_of, predictions_of
 from antiphase.tasks import Role, task
 
 RETRIEVAL = [plan for plan in PLANS.values() if not plan.on_text]
@@ -53,13 +55,30 @@ def test_the_primary_study_is_still_the_one_that_was_locked():
     """Its published results stand only as long as predictions and design do not change."""
     folder = Path(__file__).parents[2] / "docs" / "results" / "lab"
     lock = check_lock(
-        PRIMARY.id, PRIMARY.seeds, predictions_of(PRIMARY), design_of(PRIMARY), folder
+        PRIMARY.id, PRIMARY.seeds, study.predictions_of(PRIMARY), study.design_of(PRIMARY), folder
     )
     assert lock["digest"].startswith("fd7721d599cd06dc")
 
 
 def test_the_help_names_every_locked_study():
     assert {*LOCKED} == {plan.id for plan in PLANS.values() if plan.locked}
+
+
+def test_a_study_says_what_it_costs_before_it_starts(monkeypatch):
+    """Runs and tokens at most, with the length of every arm's own recipe."""
+    monkeypatch.setattr(study, "_seconds_per_step", lambda recipe: 0.1)
+    arms = study.distinct_arms([EXPERIMENTS[number].load() for number in PRIMARY.tests])
+    other = Arm("other", "standard", changes={"steps": 3000, "task_options": {"length": 64}})
+    said = []
+    for some in (arms, [*arms, other]):
+        console = Console(file=io.StringIO(), width=500)
+        study._announce(PRIMARY, some, 2, console)
+        said.append(console.file.getvalue())
+    # (96 x 1500 + 112 x 400 steps) of 16 x 128 tokens; top-k has four more, one for each k
+    assert "12 arms x 8 seeds = 96 runs, and about 112 short ones for tuning" in said[0]
+    assert "at most 387M training tokens, 2 h 37 min on 2 cores" in said[0]
+    assert "13 arms x 8 seeds = 104 runs, and about 121 short ones" in said[1]
+    assert "at most 415M training tokens" in said[1]
 
 
 def test_no_seed_is_used_twice():
