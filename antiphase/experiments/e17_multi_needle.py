@@ -39,7 +39,7 @@ LENGTHS = (1.0, 1.5, 2.0)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 COUNTS = {  # N needles, R queried, as in the published table
     (n, r): ChangedTask(
-        f"{n} needles, {r} queried, {LENGTHS[-1]:g}x length",
+        f"{n} needle{'s' if n > 1 else ''}, {r} queried, {LENGTHS[-1]:g}x length",
         LENGTHS[-1],
         options=(("needles", n), ("queried", r)),
     )

@@ -32,6 +32,7 @@ from antiphase.experiments.results import Result
 from antiphase.experiments.trained_models import TrainedModel, TrainedModels
 from antiphase.experiments.verdicts import Verdict, require_measured
 from antiphase.models import preset
+from antiphase.models.summary import Summary, summarise
 from tests.experiments.small import small_run
 
 SEEDS, EXAMPLES = range(8), 500
@@ -86,6 +87,12 @@ class World:
 
 
 config = cache(partial(preset, "nano"))
+
+
+@cache
+def summary(attention: str, context: int) -> Summary:
+    """Return a model's costs, which do not depend on what is planted."""
+    return summarise(config(attention), context, torch.float32)
 
 
 def generator(*names: object) -> np.random.Generator:
@@ -221,6 +228,9 @@ def measure(number: int, world: World, monkeypatch: pytest.MonkeyPatch) -> Resul
         ),
         (flow, "logit_change"): logit_change,
         (e15_layers, "residual_cosine"): lambda net, ids: torch.zeros(LAYERS, B, T),
+        (e13_cheap_noise, "summarise"): lambda config, context, dtype: summary(
+            config.attention, context
+        ),
         (e13_cheap_noise, "complete_maps"): cache(partial(complete_maps, world)),
     }
     for (where, name), planted in patches.items():
