@@ -22,15 +22,14 @@ from antiphase.cli.options import (
     require_packages,
 )
 from antiphase.cli.output import Output
+from antiphase.experiments.registry import LOCKED
 
 if TYPE_CHECKING:
     from antiphase.experiments.plans import Plan
     from antiphase.experiments.results import Study
 
 QUICK_FOLDER = Path("runs/lab")
-STUDY = typer.Option(
-    "--study", help="run a study: primary, ladder-nano or ladder-micro; takes hours, needs a lock"
-)
+STUDY = typer.Option("--study", help=f"run a study: {', '.join(LOCKED)}; takes hours, needs a lock")
 
 lab = typer.Typer(
     invoke_without_command=True,

@@ -6,7 +6,8 @@ named by everything that decides its outcome, so tests share runs and none is re
 """
 
 import shutil
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -157,8 +158,25 @@ STANDARD_NORM = Arm("standard + head norm", "standard", {"head_norm": "rms"})
 V1_NO_NORM = Arm("V1 without head norm", "diff_v1", {"head_norm": "none"})
 SIGNED_MASK = Arm("signed mask", "signed_mask")
 TOP_K = Arm("top-k", "top_k", sweep={"k": (4, 8, 16, 32)})
+TOP_16 = Arm("top-k, k = 16", "top_k", {"k": 16})  # tuning of the primary study chose this k
 GATED = Arm("gated", "gated")
 RECTIFIED = Arm("rectified", "rectified")
 SIMPLEX = Arm("simplex", "simplex")
 FOREIGN_NOISE = Arm("foreign noise", "foreign_noise")
 LOW_RANK_NOISE = Arm("low-rank noise", "low_rank_noise")
+
+
+def on_task(what: str, arms: Sequence[Arm], changes: dict[str, Any]) -> dict[str, Arm]:
+    """Return arms that are trained on another task than the study's, by their usual names.
+
+    Args:
+        what: the task, in the names of the new arms.
+        arms: without changes of their own.
+        changes: `task`, `task_options` and other fields of the recipe.
+    """
+    return {arm.name: replace(arm, name=f"{arm.name} ({what})", changes=changes) for arm in arms}
+
+
+def is_standard(arm: Arm) -> bool:
+    """Return whether an arm is standard attention as it is, on whatever task."""
+    return arm.attention == STANDARD.attention and not arm.options

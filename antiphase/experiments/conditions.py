@@ -5,6 +5,7 @@ needle once, on sequences as long as in training or longer, whose distractors ha
 needle has (far), or keys of needles of other sequences (near).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,14 +35,38 @@ class Condition:
         return options
 
 
+@dataclass(frozen=True)
+class ChangedTask(Condition):
+    """Held-out sequences with other options of the task.
+
+    Attributes:
+        options: names and values, on top of what `length` and `near` change.
+    """
+
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def task_options(self, recipe: Recipe) -> dict[str, Any]:
+        """Return the options of a recipe's task under this condition."""
+        return super().task_options(recipe) | dict(self.options)
+
+
+Cell = tuple[float, str]
+"""A cell of a grid: times the length in training, and which distractors."""
+
+NEAR = {"far": 0.0, "half near": 0.5, "near": 1.0}
+
+
+def grid(lengths: Sequence[float], distractors: Sequence[str]) -> dict[Cell, Condition]:
+    """Return the conditions of all lengths with all kinds of distractors (names in NEAR)."""
+    return {
+        (length, near): Condition(f"{length:g}x length, {near} distractors", length, NEAR[near])
+        for length in lengths
+        for near in distractors
+    }
+
+
 AS_TRAINED = Condition("as trained")
 LENGTHS, DISTRACTORS = (1.0, 1.5), ("far", "near")
-GRID = {  # test 7 measures in all four cells
-    (length, near): Condition(
-        f"{length:g}x length, {near} distractors", length, float(near == "near")
-    )
-    for length in LENGTHS
-    for near in DISTRACTORS
-}
+GRID = grid(LENGTHS, DISTRACTORS)  # test 7 measures in all four cells
 STRESS = GRID[1.5, "near"]  # where arms are compared, and attention noise is measured
 CONDITIONS = (AS_TRAINED, *GRID.values())

@@ -1,14 +1,18 @@
-"""Contests of arms under stress: each needle occurs once, and all distractors are near."""
+"""Contests of arms under stress.
 
-from collections.abc import Sequence
+Stress is a condition that is harder than training: by default each needle occurs once, and all
+distractors are near. Tests of other tasks name their own.
+"""
+
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from antiphase.analysis.statistics import Values
-from antiphase.experiments.arms import STANDARD, Arm
-from antiphase.experiments.conditions import AS_TRAINED, CONDITIONS, STRESS
+from antiphase.experiments.arms import FOREIGN_NOISE, STANDARD, V1, Arm
+from antiphase.experiments.conditions import AS_TRAINED, CONDITIONS, STRESS, Condition
 from antiphase.experiments.experiment import Measurement, Table, bar_chart, interval_row
 from antiphase.experiments.model_measurements import accuracy, answer_loss, mass
-from antiphase.experiments.trained_models import TrainedModels
+from antiphase.experiments.trained_models import Measure, TrainedModels
 from antiphase.experiments.verdicts import (
     Effect,
     Gate,
@@ -22,18 +26,26 @@ from antiphase.experiments.verdicts import (
 SIZE = 0.05  # the smallest difference of accuracies that counts
 
 
-def gain_of(one: Arm, other: Arm) -> Effect:
+def gain_of(one: Arm, other: Arm, stress: Condition = STRESS) -> Effect:
     """Return the key of the accuracy of one arm minus that of another, under stress."""
-    return Effect("accuracy", one.name, versus=other.name, condition=STRESS.name)
+    return Effect("accuracy", one.name, versus=other.name, condition=stress.name)
 
 
-def room_of(arm: Arm) -> Effect:
+def room_of(arm: Arm, stress: Condition = STRESS) -> Effect:
     """Return the key of the room that an arm leaves under stress: 1 minus its accuracy."""
-    return Effect("1 - accuracy", arm.name, condition=STRESS.name)
+    return Effect("1 - accuracy", arm.name, condition=stress.name)
 
 
 def contest(
-    reading: str, one: Arm, other: Arm, kind: Kind, because: str, *, primary: bool = False
+    reading: str,
+    one: Arm,
+    other: Arm,
+    kind: Kind,
+    because: str,
+    *,
+    primary: bool = False,
+    standard: Arm = STANDARD,
+    stress: Condition = STRESS,
 ) -> Prediction:
     """Return a prediction about a contest, with its gates: both arms learned, room for an effect.
 
@@ -47,14 +59,49 @@ def contest(
         kind: of the prediction.
         because: the reading's reason.
         primary: whether this is the test's verdict on the reading.
+        standard: standard attention, trained on the same task.
+        stress: the condition in which they are compared.
     """
-    baseline = other if kind == "more" else STANDARD
+    baseline = other if kind == "more" else standard
     gates: tuple[Gate, ...] = (
         learned(one.name),
         learned(other.name),
-        room(room_of(baseline), SIZE),
+        room(room_of(baseline, stress), SIZE),
     )
-    return Prediction(reading, gain_of(one, other), kind, SIZE, because, gates, primary)
+    return Prediction(reading, gain_of(one, other, stress), kind, SIZE, because, gates, primary)
+
+
+def noise_contests(
+    arms: Mapping[str, Arm], stress: Condition, because: str
+) -> tuple[Prediction, ...]:
+    """Return what two readings say of a task with noise: must the second map share the noise?
+
+    Args:
+        arms: standard attention, V1 and foreign noise, by their usual names.
+        stress: the condition in which they are compared.
+        because: what the noise is.
+    """
+    standard, v1, foreign = (arms[arm.name] for arm in (STANDARD, V1, FOREIGN_NOISE))
+    under = partial(contest, standard=standard, stress=stress)
+    return (
+        under("cancelling", v1, standard, "more", f"{because}; it is subtracted", primary=True),
+        under("cancelling", v1, foreign, "more", "another sequence's map has other noise"),
+        under(
+            "unchaining",
+            foreign,
+            v1,
+            "no worse",
+            "any second map leaves the simplex",
+            primary=True,
+        ),
+    )
+
+
+def noise_pairs(arms: Mapping[str, Arm]) -> list[tuple[Arm, Arm]]:
+    """Return the pairs of `noise_contests`, and every other arm against standard attention."""
+    standard, v1, foreign = (arms[arm.name] for arm in (STANDARD, V1, FOREIGN_NOISE))
+    others = [arm for arm in arms.values() if arm is not standard]
+    return [(v1, foreign), (foreign, v1), *((arm, standard) for arm in others)]
 
 
 def learned_effects(models: TrainedModels, arms: Sequence[Arm]) -> dict[Effect, Values]:
@@ -69,8 +116,29 @@ def noise_effect(models: TrainedModels, standard: Arm) -> dict[Effect, Values]:
     return {noise(STRESS.name).effect: models.values(standard, measure)}
 
 
+def gains_and_rooms(
+    models: TrainedModels,
+    arms: Sequence[Arm],
+    pairs: Sequence[tuple[Arm, Arm]],
+    stress: Condition,
+    measure: Measure,
+) -> dict[Effect, Values]:
+    """Return the effects `gain_of` of pairs and `room_of` of arms, by a measure under stress."""
+    effects = {
+        gain_of(one, other, stress): models.gain(one, other, measure) for one, other in pairs
+    }
+    return effects | {
+        room_of(arm, stress): [1 - seed for seed in models.values(arm, measure)] for arm in arms
+    }
+
+
 def compare(
-    models: TrainedModels, arms: Sequence[Arm], pairs: Sequence[tuple[Arm, Arm]]
+    models: TrainedModels,
+    arms: Sequence[Arm],
+    pairs: Sequence[tuple[Arm, Arm]],
+    *,
+    conditions: Sequence[Condition] = CONDITIONS,
+    stress: Condition = STRESS,
 ) -> Measurement:
     """Measure the gains of pairs of arms under stress.
 
@@ -78,28 +146,29 @@ def compare(
         models: the trained arms.
         arms: rows of the table and of the chart.
         pairs: for each pair, the gain of the first arm over the second.
+        conditions: columns of the table.
+        stress: the condition in which they are compared.
 
     Returns:
         The effects `gain_of(one, other)`, those of the gates for all arms, a table and a chart.
     """
-    effects = {gain_of(one, other): models.gain(one, other, accuracy) for one, other in pairs}
+    effects = gains_and_rooms(models, arms, pairs, stress, partial(accuracy, condition=stress))
     effects |= learned_effects(models, arms)
-    effects |= {room_of(arm): models.values(arm, lambda model: 1 - accuracy(model)) for arm in arms}
     rows = [
         interval_row(
             arm.name,
-            *(models.values(arm, partial(accuracy, condition=c)) for c in CONDITIONS),
-            models.values(arm, answer_loss),
+            *(models.values(arm, partial(accuracy, condition=c)) for c in conditions),
+            models.values(arm, partial(answer_loss, condition=stress)),
         )
         for arm in arms
     ]
-    columns = ["", *(c.name for c in CONDITIONS), f"loss, {STRESS.name}"]
+    columns = ["", *(c.name for c in conditions), f"loss, {stress.name}"]
     chart = bar_chart(
         "Accuracy",
         "fraction correct",
         {
             c.name: {arm.name: models.values(arm, partial(accuracy, condition=c)) for arm in arms}
-            for c in (AS_TRAINED, STRESS)
+            for c in (AS_TRAINED, stress)
         },
     )
     return Measurement(effects, [Table("Accuracy", columns, rows)], [chart])

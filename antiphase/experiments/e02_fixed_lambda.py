@@ -1,30 +1,37 @@
-"""Test 2: pure cancellation, with lam fixed, as distractors become harder."""
+"""Test 2: pure cancellation, with lam fixed, as distractors become nearer."""
 
 from functools import partial
 
+import numpy as np
+
 from antiphase.analysis.statistics import difference, seed_interval
-from antiphase.experiments.arms import V1, Arm
-from antiphase.experiments.conditions import AS_TRAINED, CONDITIONS, STRESS
-from antiphase.experiments.contests import SIZE, compare, contest, room_of
-from antiphase.experiments.experiment import Chart, Experiment, Measurement
-from antiphase.experiments.model_measurements import accuracy
+from antiphase.experiments.arms import STANDARD, V1, Arm
+from antiphase.experiments.conditions import CONDITIONS, NEAR, STRESS, grid
+from antiphase.experiments.contests import compare, contest
+from antiphase.experiments.e07_grid import SIZE
+from antiphase.experiments.experiment import Chart, Experiment, Measurement, Table, interval_row
+from antiphase.experiments.model_measurements import accuracy, answer_loss
 from antiphase.experiments.trained_models import TrainedModels
 from antiphase.experiments.verdicts import Effect, Prediction, learned, room
+from antiphase.training.callbacks import lambdas
 
 FIXED = {lam: Arm(f"lam = {lam}", "diff_v1", {"lam": lam}) for lam in (1.0, 0.8, 0.5, 0.0)}
+AT_STRESS = {near: condition for (_, near), condition in grid((STRESS.length,), [*NEAR]).items()}
 GROWTH = Effect(
-    "accuracy",
-    FIXED[1.0].name,
-    versus=FIXED[0.0].name,
-    condition=f"{STRESS.name}, minus {AS_TRAINED.name}",
+    "loss",
+    FIXED[0.0].name,
+    versus=FIXED[1.0].name,
+    condition=f"near minus far distractors, {STRESS.length:g}x length",
 )
+LOSS = Effect("loss", FIXED[0.0].name, condition=STRESS.name)
 
 
 class FixedLambdaTest(Experiment):
     """V1 with lam fixed, against lam learned."""
 
-    version = 5
-    arms = (V1, *FIXED.values())
+    version = 6
+    arms = (STANDARD, V1, *FIXED.values())
+    conditions = tuple(dict.fromkeys((*CONDITIONS, *AT_STRESS.values())))
     predictions = (
         contest("cancelling", V1, FIXED[0.0], "more", "no subtraction, no denoising", primary=True),
         Prediction(
@@ -33,11 +40,7 @@ class FixedLambdaTest(Experiment):
             "more",
             SIZE,
             "more noise, more to cancel",
-            gates=(
-                learned(FIXED[1.0].name),
-                learned(FIXED[0.0].name),
-                room(room_of(FIXED[0.0]), SIZE),
-            ),
+            gates=(learned(FIXED[1.0].name), learned(FIXED[0.0].name), room(LOSS, SIZE)),
         ),
         contest(
             "unchaining",
@@ -50,19 +53,39 @@ class FixedLambdaTest(Experiment):
     )
 
     def measure(self, models: TrainedModels) -> Measurement:
-        pairs = [(V1, FIXED[0.0]), (FIXED[0.5], FIXED[1.0]), (FIXED[1.0], FIXED[0.0])]
+        pairs = [
+            (V1, FIXED[0.0]),
+            (FIXED[0.5], FIXED[1.0]),
+            *((arm, FIXED[0.0]) for lam, arm in FIXED.items() if lam),
+            *((V1, arm) for lam, arm in FIXED.items() if lam),
+        ]
         found = compare(models, self.arms, pairs)
-        hard, easy = (
-            models.gain(FIXED[1.0], FIXED[0.0], partial(accuracy, condition=condition))
-            for condition in (STRESS, AS_TRAINED)
+        near, far = (
+            models.gain(FIXED[0.0], FIXED[1.0], partial(answer_loss, condition=AT_STRESS[name]))
+            for name in ("near", "far")
         )
-        found.effects[GROWTH] = difference(hard, easy)
+        found.effects[GROWTH] = difference(near, far)
+        found.effects[LOSS] = models.values(FIXED[0.0], answer_loss)
         series = {
             arm.name: [
-                (c.name, seed_interval(models.values(arm, partial(accuracy, condition=c))))
-                for c in CONDITIONS
+                (near, seed_interval(models.values(arm, partial(accuracy, condition=condition))))
+                for near, condition in AT_STRESS.items()
             ]
             for arm in self.arms
         }
-        found.figures.append(Chart("Accuracy by condition", "", "accuracy", series))
+        title = f"Accuracy as distractors become nearer, {STRESS.length:g}x length"
+        found.figures.append(Chart(title, "distractors", "accuracy", series))
+        found.tables.append(_learned_lambda(models))
         return found
+
+
+def _learned_lambda(models: TrainedModels) -> Table:
+    """Return V1's lam of each layer."""
+    seeds = [lambdas(model.load()) for model in models[V1]]
+    rows = [
+        interval_row(
+            f"layer {name.removeprefix('lam_')}", [np.array([seed[name]]) for seed in seeds]
+        )
+        for name in seeds[0]
+    ]
+    return Table("lam that V1 has learned", ["", "lam"], rows)

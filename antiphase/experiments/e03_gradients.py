@@ -8,7 +8,7 @@ import torch
 
 from antiphase.analysis.metrics.dynamics import hessian_extremes, pair_gradients
 from antiphase.analysis.statistics import Interval, Values, seed_interval
-from antiphase.experiments.arms import STANDARD, V1
+from antiphase.experiments.arms import STANDARD, STANDARD_NORM, V1, V1_NO_NORM, V2
 from antiphase.experiments.contests import learned_effects, noise_effect
 from antiphase.experiments.e01_agreement import CORRELATION, GATES, OTHER_HEAD, above_null
 from antiphase.experiments.experiment import (
@@ -30,10 +30,10 @@ FALL = Effect(CORRELATION, V1.name, versus=OTHER_HEAD, condition="start minus en
 
 
 class GradientsTest(Experiment):
-    """Agreement on I before and after training; gradients of the pair; curvature."""
+    """Agreement on I before and after training; gradients of the pair; curvature of every arm."""
 
-    version = 5
-    arms = (STANDARD, V1)
+    version = 6
+    arms = (STANDARD, STANDARD_NORM, V1, V1_NO_NORM, V2)
     predictions = (
         Prediction(
             "cancelling",
@@ -74,10 +74,13 @@ class GradientsTest(Experiment):
             _gradient_norm_chart(models[V1]),
         ]
         rows = []
-        for step in (steps[0], steps[len(steps) // 2], steps[-1]):
-            found = [_hessian(model, step) for model in models[V1]]
-            largest, smallest = ([np.array([f[i]]) for f in found] for i in (0, 1))
-            rows.append(interval_row(f"step {step}", largest, smallest))
+        for arm in self.arms:
+            kept = models.milestones(arm)
+            for step in (kept[0], kept[len(kept) // 2], None):
+                found = [_hessian(model, step) for model in models[arm]]
+                largest, smallest = ([np.array([f[i]]) for f in found] for i in (0, 1))
+                when = "end" if step is None else f"step {step}"
+                rows.append(interval_row(f"{arm.name}, {when}", largest, smallest))
         table = Table("Eigenvalues of the loss's Hessian", ["", "largest", "smallest"], rows)
         risen: Values = models.values(V1, rise)
         effects = {RISE: risen, FALL: [-seed for seed in risen]}
@@ -130,5 +133,5 @@ def _cosines(models: Sequence[TrainedModel], step: int, part: str) -> list[float
     return found
 
 
-def _hessian(model: TrainedModel, step: int) -> tuple[float, float]:
+def _hessian(model: TrainedModel, step: int | None) -> tuple[float, float]:
     return hessian_extremes(model.load(step), _batch(model, 8), steps=12)

@@ -1,12 +1,22 @@
 """Test 7: the grid that separates the readings, sequence length against noise."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 
 from antiphase.analysis.statistics import Values, difference
 from antiphase.experiments.arms import STANDARD, V1, V2, Arm
-from antiphase.experiments.conditions import DISTRACTORS, GRID, LENGTHS, STRESS
+from antiphase.experiments.conditions import (
+    DISTRACTORS,
+    LENGTHS,
+    STRESS,
+    Cell,
+    Condition,
+    grid,
+)
 from antiphase.experiments.contests import learned_effects, noise_effect
 from antiphase.experiments.experiment import (
     Experiment,
@@ -21,9 +31,57 @@ from antiphase.experiments.trained_models import TrainedModels
 from antiphase.experiments.verdicts import Effect, Prediction, learned, noise, room
 
 SIZE = 0.1  # nats
+GAIN = "gain in loss over standard"
+Cells = Mapping[Cell, Values]
+"""A quantity in each cell of the grid, by seed and example."""
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The two axes of a grid, from easy to hard, and how its cells combine.
+
+    Attributes:
+        lengths: times the length in training.
+        distractors: how near the distractors are.
+    """
+
+    lengths: tuple[float, ...]
+    distractors: tuple[str, ...]
+
+    @property
+    def cells(self) -> dict[Cell, Condition]:
+        """Return the condition of each cell."""
+        return grid(self.lengths, self.distractors)
+
+    @property
+    def noise_name(self) -> str:
+        """Return the name of the effect of noise."""
+        return f"{self.distractors[-1]} minus {self.distractors[0]}, mean over lengths"
+
+    @property
+    def length_name(self) -> str:
+        """Return the name of the effect of length."""
+        return f"{self.lengths[-1]:g}x minus {self.lengths[0]:g}x length, mean over noise"
+
+    def by_noise(self, cells: Cells) -> Values:
+        """Return what the most noise adds to the least, as a mean over lengths."""
+        far, near = self.distractors[0], self.distractors[-1]
+        return mean_of([difference(cells[n, near], cells[n, far]) for n in self.lengths])
+
+    def by_length(self, cells: Cells) -> Values:
+        """Return what the largest length adds to the smallest, as a mean over noise."""
+        short, long = self.lengths[0], self.lengths[-1]
+        return mean_of([difference(cells[long, d], cells[short, d]) for d in self.distractors])
+
+
+def mean_of(cells: list[Values]) -> Values:
+    """Return the mean over cells, by seed and example."""
+    return [np.mean(seed, axis=0) for seed in zip(*cells, strict=True)]
+
+
+AXES = Axes(LENGTHS, DISTRACTORS)
 BY_NOISE, BY_LENGTH = (
-    Effect("gain in loss over standard", V1.name, condition=condition)
-    for condition in ("near minus far, mean over lengths", "1.5x minus 1x length, mean over noise")
+    Effect(GAIN, V1.name, condition=name) for name in (AXES.noise_name, AXES.length_name)
 )
 LOSS = Effect("loss", STANDARD.name, condition=STRESS.name)
 GATES = (learned(V1.name), learned(STANDARD.name), room(LOSS, SIZE), noise(STRESS.name))
@@ -32,9 +90,10 @@ GATES = (learned(V1.name), learned(STANDARD.name), room(LOSS, SIZE), noise(STRES
 class GridTest(Experiment):
     """Length x noise: how much lower the loss is than standard's in each cell."""
 
+    axes: ClassVar[Axes] = AXES
     version = 4
-    arms = (STANDARD, V1, V2)
-    predictions = (
+    arms: ClassVar[Sequence[Arm]] = (STANDARD, V1, V2)
+    predictions: ClassVar[Sequence[Prediction]] = (
         Prediction(
             "cancelling",
             BY_NOISE,
@@ -57,72 +116,54 @@ class GridTest(Experiment):
     )
 
     def measure(self, models: TrainedModels) -> Measurement:
-        gains = {
-            (arm.name, *cell): models.gain(STANDARD, arm, partial(answer_loss, condition=condition))
-            for arm in (V1, V2)
-            for cell, condition in GRID.items()
-        }
-        effects = {BY_NOISE: _by_noise(gains, V1), BY_LENGTH: _by_length(gains, V1)}
-        effects |= {
-            Effect(BY_NOISE.metric, V2.name, condition=BY_NOISE.condition): _by_noise(gains, V2),
-            Effect(BY_LENGTH.metric, V2.name, condition=BY_LENGTH.condition): _by_length(gains, V2),
-            LOSS: models.values(STANDARD, answer_loss),
-        }
-        effects |= learned_effects(models, (STANDARD, V1)) | noise_effect(models, STANDARD)
-        columns = ["", *(condition.name for condition in GRID.values())]
+        gains = {arm.name: self.gains(models, arm) for arm in self.arms[1:]}
+        effects: dict[Effect, Values] = {LOSS: models.values(STANDARD, answer_loss)}
+        for name, cells in gains.items():
+            effects[Effect(GAIN, name, condition=self.axes.noise_name)] = self.axes.by_noise(cells)
+            effects[Effect(GAIN, name, condition=self.axes.length_name)] = self.axes.by_length(
+                cells
+            )
+        gated = {g.effect.arm for p in self.predictions for g in p.gates if g.kind == "learned"}
+        effects |= learned_effects(models, [arm for arm in self.arms if arm.name in gated])
+        effects |= noise_effect(models, STANDARD)
+        conditions = self.axes.cells.values()
         tables = [
             Table(
                 title,
-                columns,
+                ["", *(condition.name for condition in conditions)],
                 [
                     interval_row(
                         arm.name,
-                        *(models.values(arm, partial(measure, condition=c)) for c in GRID.values()),
+                        *(models.values(arm, partial(measure, condition=c)) for c in conditions),
                     )
                     for arm in self.arms
                 ],
             )
             for title, measure in (("Loss on the answer", answer_loss), ("Accuracy", accuracy))
         ]
-        heatmaps: list[Figure] = [
-            Heatmap(
-                f"Loss of standard minus that of {arm.name}",
-                "distractors",
-                "times the length in training",
-                list(DISTRACTORS),
-                [f"{n:g}" for n in LENGTHS],
-                [
-                    [
-                        float(np.mean([v.mean() for v in gains[arm.name, n, near]]))
-                        for near in DISTRACTORS
-                    ]
-                    for n in LENGTHS
-                ],
-                "nats, mean over seeds",
-            )
-            for arm in (V1, V2)
-        ]
-        return Measurement(effects, tables, heatmaps)
+        return Measurement(effects, tables, [self._heatmap(name, gains[name]) for name in gains])
 
+    def gains(self, models: TrainedModels, arm: Arm) -> dict[Cell, Values]:
+        """Return the loss of standard minus that of an arm, in each cell."""
+        standard, mine = self.losses(models, STANDARD), self.losses(models, arm)
+        return {cell: difference(standard[cell], mine[cell]) for cell in mine}
 
-Gains = dict[tuple[str, float, str], Values]
+    def losses(self, models: TrainedModels, arm: Arm) -> dict[Cell, Values]:
+        """Return the loss of an arm on the answer, in each cell."""
+        return {
+            cell: models.values(arm, partial(answer_loss, condition=condition))
+            for cell, condition in self.axes.cells.items()
+        }
 
-
-def _by_noise(gains: Gains, arm: Arm) -> Values:
-    return _mean(
-        [difference(gains[arm.name, n, "near"], gains[arm.name, n, "far"]) for n in LENGTHS]
-    )
-
-
-def _by_length(gains: Gains, arm: Arm) -> Values:
-    return _mean(
-        [
-            difference(gains[arm.name, LENGTHS[1], near], gains[arm.name, LENGTHS[0], near])
-            for near in DISTRACTORS
-        ]
-    )
-
-
-def _mean(cells: list[Values]) -> Values:
-    """Return the mean over cells, by seed and example."""
-    return [np.mean(seed, axis=0) for seed in zip(*cells, strict=True)]
+    def _heatmap(self, name: str, cells: Cells) -> Figure:
+        lengths, distractors = self.axes.lengths, self.axes.distractors
+        means = {cell: float(np.mean([v.mean() for v in seeds])) for cell, seeds in cells.items()}
+        return Heatmap(
+            f"Loss of standard minus that of {name}",
+            "distractors",
+            "times the length in training",
+            list(distractors),
+            [f"{n:g}" for n in lengths],
+            [[means[n, near] for near in distractors] for n in lengths],
+            "nats, mean over seeds",
+        )

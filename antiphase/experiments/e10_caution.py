@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from antiphase.experiments.arms import Arm
+from antiphase.experiments.arms import STANDARD, V1, V2, on_task
 from antiphase.experiments.conditions import AS_TRAINED, STRESS, Condition
 from antiphase.experiments.contests import SIZE, learned_effects
 from antiphase.experiments.experiment import (
@@ -32,10 +32,7 @@ UNANSWERABLE = {
     },
     "criterion": None,  # it counts repeated needles, which all have an answer, more than refusals
 }
-ARMS = {
-    name: Arm(f"{name} (unanswerable)", attention, changes=UNANSWERABLE)
-    for name, attention in (("standard", "standard"), ("V1", "diff_v1"), ("V2", "diff_v2"))
-}
+ARMS = on_task("unanswerable", (STANDARD, V1, V2), UNANSWERABLE)
 REFUSAL_RATE = 0.05  # on answerable questions, the same for all arms
 EXAMPLES = 512
 HALLUCINATIONS = Effect(
@@ -84,6 +81,7 @@ class CautionTest(Experiment):
 
     version = 5
     arms = tuple(ARMS.values())
+    conditions = (AS_TRAINED, STRESS)
     predictions = (
         Prediction(
             "cancelling",

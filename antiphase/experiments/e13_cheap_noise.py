@@ -1,6 +1,8 @@
 """Test 13: whether a cheap noise map is enough; the noise is said to have rank 2 to 5."""
 
+from collections.abc import Sequence
 from functools import partial
+from typing import ClassVar
 
 import torch
 
@@ -49,8 +51,9 @@ class CheapNoiseTest(Experiment):
     """Low-rank noise against V1, and the rank of V1's own noise maps."""
 
     version = 7
-    arms = (STANDARD, V1, LOW_RANK_NOISE)
-    predictions = (
+    arms: ClassVar[Sequence[Arm]] = (STANDARD, V1, LOW_RANK_NOISE)
+    pairs: ClassVar[Sequence[tuple[Arm, Arm]]] = ((LOW_RANK_NOISE, V1), (LOW_RANK_NOISE, STANDARD))
+    predictions: ClassVar[Sequence[Prediction]] = (
         contest(
             "unchaining", LOW_RANK_NOISE, V1, "no worse", "cheap noise does as well", primary=True
         ),
@@ -65,8 +68,8 @@ class CheapNoiseTest(Experiment):
     )
 
     def measure(self, models: TrainedModels) -> Measurement:
-        found = compare(models, self.arms, [(LOW_RANK_NOISE, V1), (LOW_RANK_NOISE, STANDARD)])
-        arms = (V1, LOW_RANK_NOISE)
+        found = compare(models, self.arms, self.pairs)
+        arms = self.arms[1:]  # with a noise map
         found.effects[RANK] = models.values(V1, lambda m: CLAIMED_RANK - map_rank(m, "noise"))
         rows = [
             interval_row(

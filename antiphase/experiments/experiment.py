@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from antiphase.analysis.statistics import Interval, Values, seed_interval
 from antiphase.experiments.arms import Arm
+from antiphase.experiments.conditions import CONDITIONS, Condition
 from antiphase.experiments.trained_models import TrainedModels
 from antiphase.experiments.verdicts import Effect, Prediction
 
@@ -77,12 +78,14 @@ class Experiment(ABC):
     Attributes:
         arms: the models to train.
         predictions: written before the first run.
+        conditions: of the held-out sequences that are measured; part of a study's lock.
         version: raised by hand when what is measured changes, so that it is measured again.
         amended: what was changed after a first run had been seen, and why; empty if nothing.
     """
 
     arms: ClassVar[Sequence[Arm]]
     predictions: ClassVar[Sequence[Prediction]]
+    conditions: ClassVar[Sequence[Condition]] = CONDITIONS
     version: ClassVar[int] = 1
     amended: ClassVar[str] = ""
 

@@ -69,13 +69,18 @@ def accuracy(model: TrainedModel, condition: Condition = STRESS) -> Numbers:
     As trained, a sequence has many questions, as in training; in other conditions it has one.
     """
     if condition == AS_TRAINED:
-        return _accuracy_as_trained(model, EXAMPLES)
+        return accuracy_of_all_questions(model, condition)
     return answers(model, condition).correct
 
 
+def accuracy_of_all_questions(model: TrainedModel, condition: Condition) -> Numbers:
+    """Return the fraction of all questions of a sequence that are answered correctly."""
+    return _accuracy_of_all_questions(model, condition, EXAMPLES)
+
+
 @lru_cache(maxsize=1024)
-def _accuracy_as_trained(model: TrainedModel, size: int) -> Numbers:
-    data = model.held_out(size)
+def _accuracy_of_all_questions(model: TrainedModel, condition: Condition, size: int) -> Numbers:
+    data = model.held_out(size, condition=condition)
     net = model.load()
     found = []
     with torch.no_grad():

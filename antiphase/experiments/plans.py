@@ -2,6 +2,8 @@
 
 - QUICK: `antiphase lab`, minutes; three seeds and no tuning, so it is exploratory.
 - PRIMARY: `antiphase lab --full`, hours; its predictions are locked before its first run.
+- SYNTHETIC: `antiphase lab --study synthetic`, hours; other tests on the same recipe, a second look
+  at some of PRIMARY's, and other synthetic tasks; locked.
 - LADDER_NANO, LADDER_MICRO: `antiphase lab --study ladder-nano`, text at two sizes, many hours.
 """
 
@@ -61,6 +63,14 @@ PRIMARY = Plan(
     Grid(steps=400),
     locked=True,
 )
+SYNTHETIC = Plan(
+    registry.SYNTHETIC,
+    _RECIPE,
+    tests_of(registry.SYNTHETIC),
+    tuple(range(400, 408)),
+    Grid(steps=400, seeds=(930,)),
+    locked=True,
+)
 LADDER_NANO = Plan(
     registry.LADDER_NANO,
     load_recipe("prose-nano"),
@@ -77,7 +87,7 @@ LADDER_MICRO = Plan(
     Grid(lr=4e-3, steps=180, seeds=(920,)),
     locked=True,
 )
-PLANS = {plan.id: plan for plan in (QUICK, PRIMARY, LADDER_NANO, LADDER_MICRO)}
+PLANS = {plan.id: plan for plan in (QUICK, PRIMARY, SYNTHETIC, LADDER_NANO, LADDER_MICRO)}
 
 
 def select_tests(plan: Plan, numbers: Sequence[int] | None = None) -> list[RegisteredTest]:

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 QUICK, PRIMARY = "quick", "primary"
+SYNTHETIC = "synthetic"
 ON_TEXT = LADDER_NANO, LADDER_MICRO = "ladder-nano", "ladder-micro"
+LOCKED = (PRIMARY, SYNTHETIC, *ON_TEXT)
+"""Studies that `--study` names; each needs a lock."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +68,14 @@ _TESTS = (
         "Pure cancellation",
         "With lam fixed at 1, 0.8, 0.5 or 0: does subtraction help more with more distractors?",
         "antiphase.experiments.e02_fixed_lambda:FixedLambdaTest",
+        studies=(SYNTHETIC,),
     ),
     RegisteredTest(
         3,
         "Gradient dynamics",
         "Does training make the maps agree on irrelevant tokens?",
         "antiphase.experiments.e03_gradients:GradientsTest",
+        studies=(SYNTHETIC,),
     ),
     RegisteredTest(
         4,
@@ -112,12 +117,14 @@ _TESTS = (
         "Finer heads",
         "Do more, narrower heads do as well without subtraction?",
         "antiphase.experiments.e09_finer_heads:FinerHeadsTest",
+        studies=(SYNTHETIC,),
     ),
     RegisteredTest(
         10,
         "Hallucination or caution",
         "Are there fewer answers to unanswerable questions, at the same refusal rate?",
         "antiphase.experiments.e10_caution:CautionTest",
+        studies=(SYNTHETIC,),
     ),
     RegisteredTest(
         11,
@@ -148,6 +155,27 @@ _TESTS = (
         studies=(QUICK, PRIMARY),
     ),
     RegisteredTest(
+        16,
+        "Many shots",
+        "Does it learn better from labelled shots in the context, whatever their order?",
+        "antiphase.experiments.e16_many_shot:ManyShotTest",
+        studies=(SYNTHETIC,),
+    ),
+    RegisteredTest(
+        17,
+        "Multi-needle",
+        "Does it find more of several needles, by their number, depth and the length?",
+        "antiphase.experiments.e17_multi_needle:MultiNeedleTest",
+        studies=(SYNTHETIC,),
+    ),
+    RegisteredTest(
+        18,
+        "Arithmetic chains",
+        "Does it follow a chain of assignments better as other chains become more?",
+        "antiphase.experiments.e18_arithmetic:ArithmeticTest",
+        studies=(SYNTHETIC,),
+    ),
+    RegisteredTest(
         19,
         "Outliers",
         "Does differential attention have smaller outliers, and do few bits cost it less?",
@@ -174,6 +202,41 @@ _TESTS = (
         "How does V1 fare with 2, 4 and 8 heads?",
         "antiphase.experiments.e22_head_count:HeadCountTest",
         studies=(LADDER_MICRO,),
+    ),
+    RegisteredTest(
+        23,
+        "Length against noise, second look",
+        "In a grid of 3 lengths and 3 levels of noise: whose gain grows with which?",
+        "antiphase.experiments.e23_full_grid:FullGridTest",
+        studies=(SYNTHETIC,),
+    ),
+    RegisteredTest(
+        24,
+        "Top-k, second look",
+        "Does top-k attention with any k of 4 to 32 do as well as V1?",
+        "antiphase.experiments.e24_top_k_curve:TopKCurveTest",
+        studies=(SYNTHETIC,),
+    ),
+    RegisteredTest(
+        25,
+        "Head norm, second look",
+        "Does one learned scalar do what the head norm does?",
+        "antiphase.experiments.e25_scalar:ScalarTest",
+        studies=(SYNTHETIC,),
+    ),
+    RegisteredTest(
+        26,
+        "Cheap noise, second look",
+        "Does V1 do as well if training lowers the rank of its noise maps, or fixes them?",
+        "antiphase.experiments.e26_rank_penalty:RankPenaltyTest",
+        studies=(SYNTHETIC,),
+    ),
+    RegisteredTest(
+        27,
+        "Foreign noise, second look",
+        "Does a second map from frozen random weights do as well as V1's own?",
+        "antiphase.experiments.e27_random_noise:RandomNoiseTest",
+        studies=(SYNTHETIC,),
     ),
 )
 

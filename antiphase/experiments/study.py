@@ -27,7 +27,6 @@ from antiphase.experiments.attention_example import (
     AttentionExample,
     attention_example,
 )
-from antiphase.experiments.conditions import CONDITIONS
 from antiphase.experiments.engine import Engine
 from antiphase.experiments.experiment import Experiment, Table
 from antiphase.experiments.leases import LEASES, holders, lease
@@ -181,12 +180,14 @@ def design_of(plan: Plan) -> dict[str, Any]:
 
     That is the common recipe, the arms, the tuning grid and the conditions of held-out sequences.
     """
-    arms = distinct_arms([EXPERIMENTS[number].load() for number in plan.tests])
+    tests = [EXPERIMENTS[number].load() for number in plan.tests]
+    arms = distinct_arms(tests)
+    conditions = dict.fromkeys(condition for test in tests for condition in test.conditions)
     return {
         "recipe": plan.recipe.as_dict(),
         "arms": {arm.name: asdict(arm) for arm in arms},
         "tuning": asdict(plan.grid) if plan.grid else None,
-        "conditions": [asdict(condition) for condition in CONDITIONS],
+        "conditions": [asdict(condition) for condition in conditions],
         "held-out sequences": {"answers": EXAMPLES, "maps": SEQUENCES},
     }
 
@@ -219,18 +220,21 @@ def _settings(
 
 
 def _announce(plan: Plan, arms: Sequence[Arm], workers: int, console: Console) -> None:
-    """Print what the study costs at most, by the speed of its smallest unit on this machine."""
+    """Print what the study costs at most, by the speed of its common recipe on this machine."""
     runs = len(arms) * len(plan.seeds)
-    steps = runs * plan.recipe.steps
+    recipes = [arm_recipe(plan.recipe, arm, Settings(plan.recipe.lr)) for arm in arms]
+    tokens = len(plan.seeds) * sum(TrainingRun(recipe).cost for recipe in recipes)
     text = f"study {plan.id!r}: {len(arms)} arms x {len(plan.seeds)} seeds = {runs} runs"
     if plan.grid is not None:
-        tuning = len(arms) * 9 * len(plan.grid.seeds)
-        steps += tuning * plan.grid.steps
-        text += f", and about {tuning} short ones for tuning"
-    seconds = steps * _seconds_per_step(plan.recipe) / workers
+        each = [plan.grid.runs(arm) for arm in arms]
+        short = [TrainingRun(plan.grid.shortened(recipe)).cost for recipe in recipes]
+        tokens += sum(n * cost for n, cost in zip(each, short, strict=True))
+        text += f", and about {sum(each)} short ones for tuning"
+    common = plan.recipe.changed(steps=1)
+    seconds = tokens * _seconds_per_step(common) / TrainingRun(common).cost / workers
     console.print(
-        f"{text}; at most {duration(seconds)} on {workers} cores if none is done yet, less where "
-        "the criterion ends runs early",
+        f"{text}; at most {tokens / 1e6:,.0f}M training tokens, {duration(seconds)} on {workers} "
+        "cores if none is done yet, less where the criterion ends runs early",
         highlight=False,
     )
 

@@ -7,7 +7,7 @@ import torch
 
 from antiphase.analysis.branch_rms import branch_rms
 from antiphase.analysis.statistics import CensoredSteps, Values, log_rank, seed_interval
-from antiphase.experiments.arms import STANDARD, Arm
+from antiphase.experiments.arms import Arm, is_standard
 from antiphase.experiments.experiment import Cell, Table
 from antiphase.experiments.trained_models import TrainedModel, TrainedModels
 from antiphase.training import criterion_of
@@ -20,8 +20,12 @@ def training_tables(models: TrainedModels, arms: Sequence[Arm]) -> list[Table]:
     trained = [arm for arm in arms if arm in models]
     if not trained:
         return []
-    to_criterion = [arm for arm in trained if models[arm][0].run.recipe.criterion is not None]
-    tables = [_criterion_table(models, to_criterion)] if to_criterion else []
+    by_task: dict[str, list[Arm]] = {}  # steps on different tasks cannot be compared
+    for arm in trained:
+        recipe = models[arm][0].run.recipe
+        if recipe.criterion is not None:
+            by_task.setdefault(recipe.task, []).append(arm)
+    tables = [_criterion_table(models, mine) for mine in by_task.values()]
     return [*tables, _branch_table(models, trained)]
 
 
@@ -37,14 +41,16 @@ def steps_to_criterion(models: Sequence[TrainedModel]) -> CensoredSteps:
 
 
 def _criterion_table(models: TrainedModels, arms: Sequence[Arm]) -> Table:
-    criterion = models[arms[0]][0].run.recipe.criterion
-    baseline = steps_to_criterion(models[STANDARD]) if STANDARD in models else None
+    """Return the steps of arms that learn the same task."""
+    recipe = models[arms[0]][0].run.recipe
+    standard = next((arm for arm in arms if is_standard(arm)), None)
+    baseline = None if standard is None else steps_to_criterion(models[standard])
     rows: list[list[Cell]] = []
     for arm in arms:
         steps = steps_to_criterion(models[arm])
         median = "not reached by half" if steps.median is None else f"{steps.median:g}"
         p = ""
-        if baseline is not None and arm.name != STANDARD.name:
+        if baseline is not None and arm is not standard:
             p = f"{log_rank(steps, baseline):.3g}"
         each = ", ".join(
             str(n) if reached else f"> {n}"
@@ -56,7 +62,8 @@ def _criterion_table(models: TrainedModels, arms: Sequence[Arm]) -> Table:
         "How fast each arm learns. A run that did not get there counts with the steps that it had; "
         "the log-rank test compares all seeds of an arm with those of standard."
     )
-    return Table(f"Steps to an accuracy of {criterion:g}", columns, rows, note)
+    title = f"Steps to an accuracy of {recipe.criterion:g}, task {recipe.task}"
+    return Table(title, columns, rows, note)
 
 
 def _branch_table(models: TrainedModels, arms: Sequence[Arm]) -> Table:

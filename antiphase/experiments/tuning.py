@@ -43,6 +43,15 @@ class Grid:
     seeds: tuple[int, ...] = (900,)
     extensions: int = 2
 
+    def runs(self, arm: Arm) -> int:
+        """Return how many runs tune an arm, before its grid is extended."""
+        swept = math.prod(len(values) for values in arm.sweep.values()) if arm.sweep else 0
+        return (swept + len(SQUARE)) * len(self.seeds)
+
+    def shortened(self, recipe: Recipe) -> Recipe:
+        """Return an arm's recipe with the length of a tuning run, whatever the arm changes."""
+        return recipe.changed(steps=self.steps, criterion=None, milestones=[])
+
     def settings(self, point: Point, options: dict[str, Any]) -> Settings:
         """Return the settings at a point."""
         rate, scale = point
@@ -114,12 +123,14 @@ def tune(
     Returns:
         One entry per arm, in their order.
     """
-    shared = shared.changed(steps=grid.steps, criterion=None, milestones=[])
 
     def losses(wanted: Sequence[tuple[Arm, Settings]]) -> list[float]:
         """Train what is missing; return the loss of each, infinite for a run that diverged."""
         runs = [
-            [TrainingRun(arm_recipe(shared, arm, s).changed(seed=seed)) for seed in grid.seeds]
+            [
+                TrainingRun(grid.shortened(arm_recipe(shared, arm, s)).changed(seed=seed))
+                for seed in grid.seeds
+            ]
             for arm, s in wanted
         ]
         train_all([run for group in runs for run in group], root, console, engine)

@@ -4,7 +4,9 @@
           chain     distractor  chain          distractor     chain          query, target (mod 10)
 
 A chain starts with a number; each further step adds a digit to the previous variable. `others`
-chains of the same form are interleaved with it. The statements of a chain keep their order.
+chains of the same form are interleaved with it. The statements of a chain keep their order. With
+`asked` above 1, variables of all chains are queried before the last one: more targets per sequence,
+for training.
 """
 
 from dataclasses import dataclass
@@ -15,16 +17,26 @@ from antiphase.tasks.base import PAD, Array, Examples, Role, Task, TaskOptions, 
 from antiphase.tasks.counter_rng import CounterRNG
 
 STATEMENT = 6  # tokens: `x = y + 5 ;`
+QUERY = 3  # tokens: `? x 7`
 
 
 @dataclass(frozen=True)
 class ArithmeticOptions(TaskOptions):
-    """`steps` per chain, `others` distractor chains, numbers modulo `modulus`."""
+    """The chains and queries of a sequence.
+
+    Attributes:
+        steps: assignments per chain.
+        others: distractor chains.
+        variables: number of different variables in the vocabulary.
+        modulus: of all numbers.
+        asked: number of queries; the last one is that of the chain's last variable.
+    """
 
     steps: int = 3
     others: int = 2
     variables: int = 16
     modulus: int = 10
+    asked: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -37,10 +49,15 @@ class ArithmeticOptions(TaskOptions):
                 f"variables: {self.variables} are fewer than the {self.statements} statements of "
                 f"steps={self.steps} and others={self.others}; raise variables"
             )
+        if not 1 <= self.asked <= self.statements:
+            raise ValueError(
+                f"asked: got {self.asked}, expected 1 to the {self.statements} variables of steps="
+                f"{self.steps} and others={self.others}"
+            )
         if self.needed > self.length:
             raise ValueError(
                 f"length: {self.length} tokens are fewer than the {self.needed} that steps="
-                f"{self.steps} and others={self.others} need; raise length"
+                f"{self.steps}, others={self.others} and asked={self.asked} need; raise length"
             )
 
     @property
@@ -50,8 +67,8 @@ class ArithmeticOptions(TaskOptions):
 
     @property
     def needed(self) -> int:
-        """Return the tokens that a sequence needs: first token, statements, query and target."""
-        return 1 + STATEMENT * self.statements + 3
+        """Return the tokens that a sequence needs: first token, statements, queries, targets."""
+        return 1 + STATEMENT * self.statements + QUERY * self.asked
 
 
 class Arithmetic(Task):
@@ -59,6 +76,7 @@ class Arithmetic(Task):
 
     name = "arithmetic"
     Options = ArithmeticOptions
+    unkeyed_options = ("asked",)  # a single query gives the examples that it always gave
 
     def build_vocabulary(self) -> list[str]:
         options = self.options
@@ -85,8 +103,21 @@ class Arithmetic(Task):
             here = chain == c
             step = np.where(here, np.cumsum(here, axis=1) - 1, step)
         body = statements[np.arange(B)[:, None], chain, step]  # [B, n, 6]
-        answer = self.first_number + digits[:, 0].sum(axis=1) % options.modulus
-        return self._assemble(chain, body, names[:, 0, -1], answer)
+        values = self.first_number + digits.cumsum(axis=2) % options.modulus
+        asked = self._asked(rng)  # [B, asked], numbers of statements, chain by chain
+        queries = np.full((B, options.asked, QUERY), self.question, dtype=np.int64)
+        queries[..., 1] = np.take_along_axis(names.reshape(B, n), asked, axis=1)
+        queries[..., 2] = np.take_along_axis(values.reshape(B, n), asked, axis=1)
+        return self._assemble(chain, body, queries)
+
+    def _asked(self, rng: CounterRNG) -> Array:
+        """Return the queried variables [B, asked]: any other ones, then the last of the chain."""
+        options = self.options
+        last = np.full((rng.size, 1), options.steps - 1)
+        if options.asked == 1:
+            return last
+        others = rng.permutations("asked", options.statements - 1)[:, : options.asked - 1]
+        return np.concatenate([others + (others >= last), last], axis=1)
 
     def _statements(self, names: Array, digits: Array) -> Array:
         """Return `x = y + 5 ;` per step, the first of a chain padded: `x = 5 ; <pad> <pad>`."""
@@ -97,12 +128,18 @@ class Arithmetic(Task):
         out[:, :, 1:, 4], out[:, :, 1:, 5] = self.first_number + digits[:, :, 1:], self.stop
         return out
 
-    def _assemble(self, chain: Array, body: Array, variable: Array, answer: Array) -> Examples:
-        """Return the sequences: padding, the statements, then the query and its target."""
+    def _assemble(self, chain: Array, body: Array, queries: Array) -> Examples:
+        """Return the sequences: padding, the statements, then the queries with their targets.
+
+        Args:
+            chain: of each statement, [B, n].
+            body: tokens of each statement, [B, n, 6].
+            queries: tokens of each query and its target, [B, asked, 3].
+        """
         B, n = chain.shape
         out = Examples.blank(B, self.options.length, PAD)
         out.roles[:, 1:] = Role.PAD
-        stop = self.options.length - 3
+        stop = self.options.length - QUERY * self.options.asked
         start = stop - STATEMENT * n
         out.tokens[:, start:stop] = body.reshape(B, -1)
         relevant = (chain == 0)[..., None] & (body != PAD)
@@ -111,9 +148,8 @@ class Arithmetic(Task):
         roles = np.where(relevant & is_number, Role.ANSWER, roles)
         out.roles[:, start:stop] = roles.reshape(B, -1)
         out.needle[:, start:stop] = np.where(relevant, 0, -1).reshape(B, -1)
-        out.tokens[:, stop] = self.question
-        out.tokens[:, stop + 1], out.tokens[:, stop + 2] = variable, answer
-        out.roles[:, stop:] = (Role.QUERY, Role.QUERY, Role.TARGET)
-        out.needle[:, stop:] = 0
+        out.tokens[:, stop:] = queries.reshape(B, -1)
+        out.roles[:, stop:] = (Role.QUERY, Role.QUERY, Role.TARGET) * self.options.asked
+        out.needle[:, -QUERY:] = 0  # where the answers to the other queries are is not marked
         out.label_targets()
         return out

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from antiphase.experiments.plans import PLANS
 from tests.docs.pages import script, text
 
 
@@ -53,3 +54,21 @@ def test_the_table_of_dead_rows_is_what_the_script_prints():
         cells = " | ".join(f"{rows.dead_fraction(length, d):.2f}" for d in rows.WIDTHS)
         assert f"| {length:,} | {cells} |" in page
     assert rows.dead_fraction(64, 8) > 0.99  # tau is above 1 from 56 keys on
+
+
+def test_the_settings_of_the_synthetic_study_are_tried_on_standard_attention_and_unused_seeds():
+    settings = script("synthetic_settings")
+    runs = [settings.run_of(number, seed) for number in settings.TESTS for seed in settings.SEEDS]
+    assert {run.recipe.attention for run in runs} == {"standard"}
+    assert {run.recipe.task for run in runs} == {
+        "unanswerable",
+        "many_shot",
+        "needle",
+        "arithmetic",
+    }
+    used = {seed for plan in PLANS.values() for seed in (*plan.seeds, *_tuning_seeds(plan))}
+    assert not used & {run.recipe.seed for run in runs}
+
+
+def _tuning_seeds(plan):
+    return plan.grid.seeds if plan.grid else ()

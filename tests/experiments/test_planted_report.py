@@ -23,7 +23,8 @@ from antiphase.experiments.results import NOT_SELECTED, Claim, Result, Study
 from antiphase.experiments.study import distinct_arms
 from antiphase.experiments.tuning import tune, tuning_table
 from antiphase.experiments.verdicts import Verdict
-from tests.experiments.test_planted import PRIMARY, World, measure
+from tests.experiments.planted import World, measure
+from tests.experiments.test_planted import PRIMARY
 from tests.experiments.test_report_attention import example, models  # noqa: F401
 from tests.experiments.test_tuning import FakeEngine, bowl
 

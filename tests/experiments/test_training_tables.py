@@ -6,12 +6,13 @@ import pytest
 
 from antiphase.analysis.statistics import CensoredSteps, log_rank
 from antiphase.experiments import training_tables
-from antiphase.experiments.arms import GATED, STANDARD, V1, V2
+from antiphase.experiments.arms import GATED, STANDARD, V1, V2, on_task
 from antiphase.experiments.experiment import Table
 from antiphase.experiments.trained_models import TrainedModel, TrainedModels
 from tests.experiments.small import small_run
 
 ARMS = (STANDARD, V1, V2, GATED)
+OTHER = on_task("other", (STANDARD, V1), {"task": "recall", "task_options": {}})
 END = 600  # the decay of a run that did not reach the criterion begins here
 BRANCHES = Table("branches", [], [])
 
@@ -24,7 +25,7 @@ def models(tmp_path, monkeypatch):
     def plant(steps, **changes):
         found = {}
         for name, by_seed in steps.items():
-            arm = next(arm for arm in ARMS if arm.name == name)
+            arm = next(arm for arm in (*ARMS, *OTHER.values()) if arm.name == name)
             found[name] = []
             for seed, step in enumerate(by_seed):
                 run = small_run(arm, seed, **changes)
@@ -55,7 +56,7 @@ STEPS = {
 
 def test_steps_to_the_criterion_show_censored_seeds_and_the_log_rank_test(models):
     table, branches = training_tables.training_tables(models(STEPS), ARMS)
-    assert table.title == "Steps to an accuracy of 0.99"
+    assert table.title == "Steps to an accuracy of 0.99, task composite_needle"
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["standard"] == ["0.75", "450", "", "400, 450, 500, > 600, 350, > 600, 400, 450"]
     assert rows["V1"][:2] == ["1.00", "100"]
@@ -71,6 +72,15 @@ def test_steps_to_the_criterion_show_censored_seeds_and_the_log_rank_test(models
     )
     assert rows["gated"][2] == f"{log_rank(gated, standard):.3g}"
     assert branches == BRANCHES
+
+
+def test_arms_are_compared_on_the_same_task(models):
+    arms = (*ARMS, *OTHER.values())
+    steps = {**STEPS, "standard (other)": [900] * 8, "V1 (other)": [900] * 8}
+    needles, other, _ = training_tables.training_tables(models(steps), arms)
+    assert [row[0] for row in needles.rows] == [arm.name for arm in ARMS]
+    assert other.title == "Steps to an accuracy of 0.99, task recall"
+    assert [row[3] for row in other.rows] == ["", "1"]  # against standard attention on that task
 
 
 def test_without_standard_there_is_no_p(models):

@@ -65,9 +65,11 @@ def test_the_lowest_loss_is_chosen(best, tmp_path):
 
 def test_runs_are_short_and_have_seeds_of_their_own(tmp_path):
     engine = FakeEngine()
-    tuned(tmp_path, engine, V1, steps=6, seeds=(900, 901), extensions=0)
+    longer = Arm("longer", "diff_v1", changes={"steps": 80, "criterion": 0.9, "batch_size": 2})
+    tuned(tmp_path, engine, V1, longer, steps=6, seeds=(900, 901), extensions=0)
     recipes = [run.recipe for run in engine.trained]
-    assert len(recipes) == 9 * 2
+    assert len(recipes) == 9 * 2 * 2
+    assert {r.batch_size for r in recipes} == {RECIPE.batch_size, 2}
     assert {r.seed for r in recipes} == {900, 901}
     assert {(r.steps, r.criterion, tuple(r.milestones)) for r in recipes} == {(6, None, ())}
     assert {r.attention for r in recipes} == {"diff_v1"}

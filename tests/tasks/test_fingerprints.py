@@ -36,7 +36,10 @@ VARIANTS = {  # options that take other branches than the defaults
     "recall": [({"pairs": 12, "queries": 3, "length": 71}, "57e82398ea763027")],
     "many_shot": [({"order": 2, "classes": 3, "words": 3}, "614b3e2c4095629a")],
     "unanswerable": [({"near": 1.0, "absent": 0.3}, "6366c216987165e7")],
-    "arithmetic": [({"steps": 2, "others": 3, "modulus": 7, "length": 90}, "6f9a3e632262ba8d")],
+    "arithmetic": [
+        ({"steps": 2, "others": 3, "modulus": 7, "length": 90}, "6f9a3e632262ba8d"),
+        ({"steps": 2, "asked": 6, "modulus": 5}, "97a5295e2864b5df"),
+    ],
 }
 
 

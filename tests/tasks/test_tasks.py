@@ -79,19 +79,21 @@ def test_ground_truth_is_correct(name):
         assert (batch.tokens[row][mine] == batch.tokens[row, column]).all()
 
 
-def test_arithmetic_answers_are_computed_by_hand():
-    dataset = task("arithmetic")(length=80, steps=4, others=2, size=50)
+@pytest.mark.parametrize("asked", [1, 5, 12])
+def test_arithmetic_answers_are_computed_by_hand(asked):
+    dataset = task("arithmetic")(length=120, steps=4, others=2, asked=asked, size=50)
     for tokens in dataset.examples(range(50)).tokens:
         strings = [dataset.id_to_token[t] for t in tokens if t > 1]
         values = {}
         text = " ".join(strings)
-        *statements, question = text.split(" ; ")
+        *statements, questions = text.split(" ; ")
         for statement in statements:
             left, _, right = statement.partition(" = ")
             parts = right.split(" + ")
             values[left] = sum(values.get(p, int(p) if p.isdigit() else 0) for p in parts) % 10
-        _, variable, answer = question.split()
-        assert values[variable] == int(answer)
+        pairs = [question.split() for question in questions.removeprefix("? ").split(" ? ")]
+        assert len({variable for variable, _ in pairs}) == asked  # each is asked for once
+        assert all(values[variable] == int(answer) for variable, answer in pairs)
 
 
 def test_recall_with_replacement_queries_pairs_again():
@@ -191,6 +193,7 @@ def test_a_dataloader_gives_batches(name):
         ("unanswerable", {"queried": 2}, "an unanswerable sequence has one query"),
         ("arithmetic", {"variables": 4}, "variables: 4 are fewer than the 9 statements"),
         ("arithmetic", {"length": 30}, "length: 30 tokens are fewer than the 58"),
+        ("arithmetic", {"asked": 10, "length": 100}, "asked: got 10, expected 1 to the 9 variab"),
         ("arithmetic", {"length": -4}, "length: got -4, expected 0 or more"),
     ],
 )

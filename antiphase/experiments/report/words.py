@@ -30,12 +30,27 @@ WORDS: dict[str, str] = {
         "V1's map with its negative weights set to 0; the same, then divided by its sum, so that "
         "it is on the simplex again. Both without head norm"
     ),
-    "foreign noise, low-rank noise": (
-        "V1 whose A2 is that of another sequence; V1 whose A2 is linear attention, of low rank"
+    "foreign noise, random noise": (
+        "V1 whose A2 is that of another sequence; V1 whose A2 comes from frozen random weights"
+    ),
+    "low-rank noise, fixed noise": (
+        "V1 whose A2 is linear attention, of low rank; V1 whose A2 is the same for all queries"
+    ),
+    "scalar, rank penalty": (
+        "one learned factor per layer in place of the head norm; V1 trained with the effective "
+        "rank of A2 in its loss"
     ),
     "needle, query, distractor, filler": (
         "a needle is a key and its value; a query is a key that occurs again, to be answered with "
         "its value; a distractor is a pair with another key; fillers are other tokens"
+    ),
+    "shot, class, order": (
+        "a shot is two words and the label of their class; a class is three words, and other ones "
+        "in each sequence; an order is a permutation of the shots before the question"
+    ),
+    "chain": (
+        "assignments of which each adds a number to the variable before; other chains of the same "
+        "form distract"
     ),
     "decoy": "a key that only distractors have, never a needle",
     "mass on R": "fraction of a row's |weight| that lies on R; likewise on I and on S",
@@ -58,7 +73,8 @@ WORDS: dict[str, str] = {
         "its sequences (of two arms: of the paired differences); the interval is over the "
         "seeds. In the grid of test 7, the effect of noise is near minus far, as a mean over "
         f"the lengths; the effect of length is {LENGTHS[1]:g}x minus {LENGTHS[0]:g}x, as a mean "
-        "over far and near"
+        "over far and near. Test 23 has three lengths and three levels of noise, of which half "
+        "near is the middle"
     ),
     "interval": (
         "mean [low, high]: 95%, by Student's t over the values of the seeds. The interval of a "

@@ -1,0 +1,48 @@
+"""Test 25: a second look at the head norm, with one learned scalar in its place.
+
+Test 8 found that norm and subtraction each add half of the gain. A norm per token changes the scale
+of each head's output and how it varies over tokens; a scalar changes the scale alone.
+"""
+
+from antiphase.experiments.arms import STANDARD, STANDARD_NORM, V1, V1_NO_NORM, Arm
+from antiphase.experiments.contests import compare, contest
+from antiphase.experiments.experiment import Experiment, Measurement
+from antiphase.experiments.trained_models import TrainedModels
+
+STANDARD_SCALAR = Arm("standard + scalar", "standard", {"head_norm": "scalar"})
+V1_SCALAR = Arm("V1 with a scalar", "diff_v1", {"head_norm": "scalar"})
+
+
+class ScalarTest(Experiment):
+    """Standard attention and V1, each with a head norm, with one scalar, and with neither."""
+
+    arms = (STANDARD, STANDARD_SCALAR, STANDARD_NORM, V1_NO_NORM, V1_SCALAR, V1)
+    predictions = (
+        contest(
+            "cancelling",
+            V1_SCALAR,
+            STANDARD_SCALAR,
+            "more",
+            "the subtraction removes noise, at any scale of the output",
+            primary=True,
+        ),
+        contest(
+            "unchaining",
+            V1_SCALAR,
+            V1,
+            "no worse",
+            "weights that leave the simplex need a scale, not a norm",
+            primary=True,
+        ),
+        contest("unchaining", V1_SCALAR, V1_NO_NORM, "more", "without a norm the scale is lost"),
+    )
+
+    def measure(self, models: TrainedModels) -> Measurement:
+        pairs = [
+            (V1_SCALAR, STANDARD_SCALAR),
+            (V1_SCALAR, V1),
+            (V1_SCALAR, V1_NO_NORM),
+            (STANDARD_SCALAR, STANDARD_NORM),
+            (STANDARD_SCALAR, STANDARD),
+        ]
+        return compare(models, self.arms, pairs)

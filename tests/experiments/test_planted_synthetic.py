@@ -1,0 +1,164 @@
+"""The path from planted answers and maps to the verdicts of the study `synthetic`.
+
+Predictions about two arms in one condition are in `test_planted.py`, for these tests, too.
+"""
+
+from functools import partial
+
+import pytest
+
+from antiphase.experiments.e10_caution import ARMS as UNANSWERABLE
+from antiphase.experiments.e16_many_shot import ARMS as MANY_SHOT
+from antiphase.experiments.e16_many_shot import ORDERS
+from antiphase.experiments.e17_multi_needle import MANY, ONE
+from antiphase.experiments.e23_full_grid import AXES
+from tests.experiments.planted import I, R, S, World, measure
+
+
+@pytest.fixture
+def judged(monkeypatch):
+    """Return a function from the number of a test and a world to its judgements."""
+
+    def of(number, **planted):
+        return measure(number, World(**planted), monkeypatch).judgements()
+
+    return of
+
+
+def found(judgements, *which):
+    return [judgements[i].verdict for i in which or range(len(judgements))]
+
+
+@pytest.mark.parametrize(
+    ("planted", "verdict"),
+    [
+        ({"gains": {"lam = 1.0": {(1.5, "near"): 0.5}}}, S),
+        ({}, R),
+        ({"gains": {"lam = 1.0": {(1.5, "near"): 0.5, (1.5, "far"): 0.5}}}, R),  # it does not grow
+        ({"gains": {"lam = 0.0": {(1.5, "near"): 0.5}}}, R),
+        ({"learned": {"lam = 1.0": 0.6}}, I),
+        ({"loss": 0.15}, I),
+    ],
+)
+def test_whether_lam_of_1_gains_more_with_near_distractors(planted, verdict, judged):
+    assert found(judged(2, **planted), 1) == [verdict]
+
+
+@pytest.mark.parametrize(
+    ("planted", "expected"),
+    [
+        ({"before": "own", "retrieving": "common"}, [S, R]),  # rise; fall
+        ({"before": "common", "retrieving": "own"}, [R, S]),
+        ({"before": "own", "retrieving": "own"}, [R, R]),
+        ({"before": "own", "retrieving": "own", "elsewhere": "common"}, [R, R]),
+        ({"before": "own", "retrieving": "common", "noise": 0.02}, [I, I]),
+        ({"before": "own", "retrieving": "common", "learned": {"V1": 0.6}}, [I, I]),
+    ],
+)
+def test_agreement_over_training(planted, expected, judged):
+    assert found(judged(3, **planted)) == expected
+
+
+STANDARD, V1 = (UNANSWERABLE[name].name for name in ("standard", "V1"))
+
+
+@pytest.mark.parametrize(
+    ("planted", "verdict"),
+    [
+        ({"hallucinated": {V1: 0.2}}, S),
+        ({}, R),
+        ({"hallucinated": {V1: 0.6}}, R),
+        ({"caution": {V1: 7.0}}, R),  # refuses everything more readily: no knowledge
+        ({"caution": {STANDARD: 7.0}, "hallucinated": {V1: 0.2}}, S),
+        ({"hallucinated": {V1: 0.2}, "learned": {STANDARD: 0.6}}, I),
+        ({"hallucinated": {STANDARD: 0.05, V1: 0.0}}, I),
+    ],
+)
+def test_caution_is_no_knowledge(planted, verdict, judged):
+    assert found(judged(10, **planted)) == [verdict]
+
+
+STANDARD_SHOTS, V1_SHOTS = (MANY_SHOT[name].name for name in ("standard", "V1"))
+
+
+@pytest.mark.parametrize(
+    ("by_order", "learned", "verdict"),
+    [
+        ({STANDARD_SHOTS: 0.4}, {}, S),
+        ({STANDARD_SHOTS: 0.4, V1_SHOTS: 0.4}, {}, R),
+        ({STANDARD_SHOTS: 0.55, V1_SHOTS: 0.4}, {}, R),
+        ({V1_SHOTS: 0.4}, {}, I),  # no room: the order does not matter to standard attention
+        ({}, {}, I),
+        ({STANDARD_SHOTS: 0.4}, {V1_SHOTS: 0.6}, I),
+    ],
+)
+def test_the_spread_over_orders_is_best_minus_worst(by_order, learned, verdict, judged):
+    """All orders of an arm give 0.7, but for one."""
+    at = {(arm, ORDERS[3].name): level for arm, level in by_order.items()}
+    assert found(judged(16, at=at, learned=learned), 3) == [verdict]
+
+
+@pytest.mark.parametrize(
+    ("at", "verdict"),
+    [
+        ({("V1", MANY.name): 0.85}, S),
+        ({}, R),
+        ({("V1", MANY.name): 0.85, ("V1", ONE.name): 0.85}, R),  # a gain that does not grow
+        ({("V1", ONE.name): 0.85}, R),
+        ({("standard", MANY.name): 0.95}, I),
+    ],
+)
+def test_whether_the_gain_grows_with_the_number_of_needles(at, verdict, judged):
+    judgements = judged(17, at=at)
+    assert found(judgements, 3) == [verdict]
+    assert judged(17, at=at, learned={"V1": 0.6})[3].verdict is I
+
+
+NEAR = {cell: 0.9 for cell in AXES.cells if cell[1] == "near"}
+LONG = {cell: 0.9 for cell in AXES.cells if cell[0] == 2.0}
+ALL = dict.fromkeys(AXES.cells, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("v1", "others", "expected"),
+    [
+        # by noise, V1 - foreign noise; V1; by length, top-k - V1; V1; V1 by noise, the same;
+        # overall, signed mask - V1; foreign noise - V1
+        ({}, {}, [R, R, S, R, S, S, S]),
+        (NEAR, {}, [S, S, S, R, R, R, R]),
+        (NEAR, {"foreign noise": NEAR}, [R, S, S, R, R, R, S]),
+        (NEAR, {"foreign noise": NEAR, "signed mask": NEAR}, [R, S, S, R, R, S, S]),
+        (LONG, {}, [R, R, R, S, S, R, R]),
+        (LONG, {"top-k, k = 16": LONG}, [R, R, S, S, S, R, R]),
+        (ALL, {"signed mask": ALL, "foreign noise": ALL}, [R, R, S, R, S, S, S]),
+        ({}, {"foreign noise": NEAR}, [R, R, S, R, S, S, S]),
+    ],
+)
+def test_the_full_grid(v1, others, expected, judged):
+    assert found(judged(23, gain=v1, gains=others, slope=1.5)) == expected
+
+
+def test_the_gates_of_the_full_grid(judged):
+    gated = partial(judged, 23, gain=NEAR)
+    assert found(gated(loss=0.15)) == [I] * 7  # no room
+    only = [I, S, S, R, R, R, R]  # losses do not grow with noise: nothing that V1 could gain more
+    assert found(gated()) == only
+    assert found(gated(slope=1.5, noise=0.02)) == [I, I, S, R, I, R, R]
+    assert found(gated(slope=1.5, learned={"foreign noise": 0.6})) == [I, S, S, R, R, R, I]
+    assert found(gated(slope=1.5, learned={"signed mask": 0.6})) == [S, S, S, R, R, I, R]
+    assert found(gated(slope=1.5, learned={"V1": 0.6})) == [I] * 7
+
+
+def test_a_penalty_that_does_not_lower_the_rank_says_nothing(judged):
+    both = ("V1", "V1 with a rank penalty")
+    assert found(judged(26, full_rank=both)) == [I, S, R, I]
+    assert found(judged(26, full_rank=("V1",))) == [S, S, R, R]
+
+
+def test_a_random_map_that_shares_the_noise_is_no_control(judged):
+    assert found(judged(27, maps_of={"random noise": "own"})) == [R, S, S]
+    common = judged(27, maps_of={"random noise": "common"})
+    assert found(common) == [I, I, I]
+    assert "manipulation FAILED: corr(log A1, log A2) on I: random noise" in str(
+        common[0].failed[0]
+    )
