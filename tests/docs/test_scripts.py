@@ -4,36 +4,49 @@ import pytest
 import torch
 
 from antiphase.experiments.plans import PLANS
+from antiphase.models import AntiphaseForCausalLM, preset
 from tests.docs.pages import script, text
 
 
 def test_the_starts_of_the_initialisation_search():
     search = script("initialisation_search")
-    started = {}
+    deviations, D = {}, 128
     for name in search.STARTS:
         torch.manual_seed(0)
-        job = {"size": "nano", "attention": "diff_v1", "start": name}
-        started[name] = search.started(job, 64, {})
-    published, scaled = started["published"], started["scaled"]
-    assert published.config.initialisation == "published"
-    last = {name: net.model.layers[-1] for name, net in started.items()}
-    W_O = {name: block.self_attn.o_proj.weight.std().item() for name, block in last.items()}
-    assert W_O["W_O"] == pytest.approx(W_O["published"] / 2, rel=1e-5)  # L = 2
-    assert W_O["scaled"] == pytest.approx(0.01, rel=0.1)
-    down = {name: block.mlp.down_proj.weight.std().item() for name, block in last.items()}
-    assert down["scaled, down"] == pytest.approx(down["scaled"] / 2, rel=1e-5)
-    gain = {name: block.self_attn.norm.gain[0].item() for name, block in last.items()}
-    assert gain["published"] == gain["W_O"] == 1.0
-    assert gain["gain"] == gain["W_O, gain"] == pytest.approx(gain["scaled"], rel=1e-5)
-    wide = started["scaled, wide embedding"].model.embed_tokens.weight.std().item()
-    assert wide == pytest.approx(128**-0.5, rel=0.1)
-    assert scaled.model.embed_tokens.weight.std().item() == pytest.approx(0.02, rel=0.1)
+        net = search.started({"size": "nano", "attention": "diff_v1", "start": name}, 64, {})
+        block = net.model.layers[-1]
+        matrices = (
+            block.self_attn.q_proj,
+            block.self_attn.k_proj,
+            block.self_attn.o_proj,
+            block.mlp.down_proj,
+            net.model.embed_tokens,
+        )
+        deviations[name] = [matrix.weight.std().item() for matrix in matrices]
+        gain = block.self_attn.norm.gain[0].item()
+        assert (gain == 1.0) == (name == "published")
+    middle = (0.02 * D**-0.5) ** 0.5
+    expected = {
+        "published": [0.02] * 5,
+        search.NARROW: [0.02, 0.02, 0.01, 0.02, 0.02],  # L = 2
+        "W_Q, W_K sqrt(0.02 D^-1/2); W_O 0.02": [middle, middle, 0.02, 0.02, 0.02],
+        search.DEFAULT: [D**-0.5, D**-0.5, 0.01, 0.02, 0.02],
+        "down 0.02 / sqrt(2L)": [D**-0.5, D**-0.5, 0.01, 0.01, 0.02],
+        "embedding D^-1/2": [D**-0.5, D**-0.5, 0.01, 0.02, D**-0.5],
+    }
+    for name, wanted in expected.items():
+        assert deviations[name] == pytest.approx(wanted, rel=1e-4), name
+    torch.manual_seed(0)
+    default = AntiphaseForCausalLM(preset("nano", "diff_v1", vocab_size=64))
+    W_Q = default.model.layers[-1].self_attn.q_proj.weight.std().item()
+    assert deviations[search.DEFAULT][0] == pytest.approx(W_Q, rel=0.03)
 
 
 def test_the_search_names_every_run_once():
     jobs = script("initialisation_search").jobs()
     assert len({tuple(job.values()) for job in jobs}) == len(jobs)
-    assert {job["attention"] for job in jobs if "gain" in job["start"]} == {"diff_v1"}
+    both = {job["attention"] for job in jobs if job["start"] == "W_Q, W_K 0.02; W_O 0.02"}
+    assert both == {"diff_v1"}  # the published start of the others
 
 
 def test_the_arms_of_language_micro_differ_in_mechanism_and_start_alone():
