@@ -19,7 +19,8 @@ depth and width:
   inputs are the D channels of the token; or those of a latent, from which W_V is enlarged, so that
   values have the RMS that they have from the token.
 
-`docs/initialisation_search.py` is the search that chose it; the log has its numbers.
+`docs/results/initialisation` has the search behind it. V2 on text is the exception: in narrow
+models it ends better with the published start.
 """
 
 import math
