@@ -6,11 +6,12 @@ distractors are near. Tests of other tasks name their own.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
-from antiphase.analysis.statistics import Values
+from antiphase.analysis.statistics import Values, seed_interval
 from antiphase.experiments.arms import FOREIGN_NOISE, STANDARD, V1, Arm
 from antiphase.experiments.conditions import AS_TRAINED, CONDITIONS, STRESS, Condition
-from antiphase.experiments.experiment import Measurement, Table, bar_chart, interval_row
+from antiphase.experiments.experiment import Chart, Measurement, Table, bar_chart, interval_row
 from antiphase.experiments.model_measurements import accuracy, answer_loss, mass
 from antiphase.experiments.trained_models import Measure, TrainedModels
 from antiphase.experiments.verdicts import (
@@ -102,6 +103,32 @@ def noise_pairs(arms: Mapping[str, Arm]) -> list[tuple[Arm, Arm]]:
     standard, v1, foreign = (arms[arm.name] for arm in (STANDARD, V1, FOREIGN_NOISE))
     others = [arm for arm in arms.values() if arm is not standard]
     return [(v1, foreign), (foreign, v1), *((arm, standard) for arm in others)]
+
+
+def accuracy_chart(
+    title: str,
+    x: str,
+    models: TrainedModels,
+    arms: Sequence[Arm],
+    conditions: Mapping[Any, Condition],
+) -> Chart:
+    """Return the accuracy of arms as lines.
+
+    Args:
+        title: of the chart.
+        x: name of the axis.
+        models: the trained arms.
+        arms: one line each.
+        conditions: by their place on the axis.
+    """
+    series = {
+        arm.name: [
+            (place, seed_interval(models.values(arm, partial(accuracy, condition=condition))))
+            for place, condition in conditions.items()
+        ]
+        for arm in arms
+    }
+    return Chart(title, x, "accuracy", series)
 
 
 def learned_effects(models: TrainedModels, arms: Sequence[Arm]) -> dict[Effect, Values]:

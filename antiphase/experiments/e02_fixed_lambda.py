@@ -4,13 +4,13 @@ from functools import partial
 
 import numpy as np
 
-from antiphase.analysis.statistics import difference, seed_interval
+from antiphase.analysis.statistics import difference
 from antiphase.experiments.arms import STANDARD, V1, Arm
 from antiphase.experiments.conditions import CONDITIONS, NEAR, STRESS, grid
-from antiphase.experiments.contests import compare, contest
+from antiphase.experiments.contests import accuracy_chart, compare, contest
 from antiphase.experiments.e07_grid import SIZE
-from antiphase.experiments.experiment import Chart, Experiment, Measurement, Table, interval_row
-from antiphase.experiments.model_measurements import accuracy, answer_loss
+from antiphase.experiments.experiment import Experiment, Measurement, Table, interval_row
+from antiphase.experiments.model_measurements import answer_loss
 from antiphase.experiments.trained_models import TrainedModels
 from antiphase.experiments.verdicts import Effect, Prediction, learned, room
 from antiphase.training.callbacks import lambdas
@@ -66,15 +66,8 @@ class FixedLambdaTest(Experiment):
         )
         found.effects[GROWTH] = difference(near, far)
         found.effects[LOSS] = models.values(FIXED[0.0], answer_loss)
-        series = {
-            arm.name: [
-                (near, seed_interval(models.values(arm, partial(accuracy, condition=condition))))
-                for near, condition in AT_STRESS.items()
-            ]
-            for arm in self.arms
-        }
         title = f"Accuracy as distractors become nearer, {STRESS.length:g}x length"
-        found.figures.append(Chart(title, "distractors", "accuracy", series))
+        found.figures.append(accuracy_chart(title, "distractors", models, self.arms, AT_STRESS))
         found.tables.append(_learned_lambda(models))
         return found
 

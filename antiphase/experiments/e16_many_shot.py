@@ -1,15 +1,17 @@
 """Test 16: learning from labelled shots in the context, and how much their order matters."""
 
-from functools import partial
-
 import numpy as np
 
-from antiphase.analysis.statistics import seed_interval
 from antiphase.experiments.arms import FOREIGN_NOISE, STANDARD, V1, V2, on_task
 from antiphase.experiments.conditions import AS_TRAINED, ChangedTask
-from antiphase.experiments.contests import SIZE, compare, noise_contests, noise_pairs
+from antiphase.experiments.contests import (
+    SIZE,
+    accuracy_chart,
+    compare,
+    noise_contests,
+    noise_pairs,
+)
 from antiphase.experiments.experiment import (
-    Chart,
     Experiment,
     Measurement,
     Table,
@@ -130,14 +132,6 @@ class ManyShotTest(Experiment):
         )
         title = f"Accuracy over {len(ORDERS)} orders, {STRESS.name}"
         found.tables.append(Table(title, ["", *columns], rows, note))
-        series = {
-            arm.name: [
-                (n, seed_interval(models.values(arm, partial(accuracy, condition=condition))))
-                for n, condition in SHOTS.items()
-            ]
-            for arm in self.arms
-        }
-        found.figures.append(
-            Chart(f"Accuracy by number of shots, {CLASSES} classes", "shots", "accuracy", series)
-        )
+        title = f"Accuracy by number of shots, {CLASSES} classes"
+        found.figures.append(accuracy_chart(title, "shots", models, self.arms, SHOTS))
         return found

@@ -1,13 +1,9 @@
 """Test 18: values through chains of assignments, among other chains of the same form."""
 
-from functools import partial
-
-from antiphase.analysis.statistics import seed_interval
 from antiphase.experiments.arms import FOREIGN_NOISE, STANDARD, V1, V2, on_task
 from antiphase.experiments.conditions import AS_TRAINED, ChangedTask
-from antiphase.experiments.contests import compare, noise_contests, noise_pairs
-from antiphase.experiments.experiment import Chart, Experiment, Measurement
-from antiphase.experiments.model_measurements import accuracy
+from antiphase.experiments.contests import accuracy_chart, compare, noise_contests, noise_pairs
+from antiphase.experiments.experiment import Experiment, Measurement
 from antiphase.experiments.trained_models import TrainedModels
 from antiphase.tasks.arithmetic import ArithmeticOptions
 
@@ -51,14 +47,6 @@ class ArithmeticTest(Experiment):
         found = compare(
             models, self.arms, noise_pairs(ARMS), conditions=self.conditions, stress=STRESS
         )
-        series = {
-            arm.name: [
-                (n, seed_interval(models.values(arm, partial(accuracy, condition=condition))))
-                for n, condition in DISTRACTORS.items()
-            ]
-            for arm in self.arms
-        }
-        found.figures.append(
-            Chart("Accuracy by number of other chains", "other chains", "accuracy", series)
-        )
+        title = "Accuracy by number of other chains"
+        found.figures.append(accuracy_chart(title, "other chains", models, self.arms, DISTRACTORS))
         return found

@@ -147,6 +147,9 @@ def run_road(
 
     Returns:
         One entry per mixer and task; those whose runs failed are left out, with a message.
+
+    Raises:
+        RuntimeError: every one of them failed.
     """
     root = folder / "trained"
     by_name = {arm.name: arm for arm in arms}
@@ -183,6 +186,8 @@ def run_road(
             accuracy = [_accuracy(pair[0], r, root) for r in final[pair]]
         steps = [_steps(r, root) for r in final[pair]]
         results.append(RoadResult(*pair, [*rates], losses[pair], best[pair], accuracy, steps))
+    if not results:
+        raise RuntimeError(f"{root}: every run failed; the messages above say why")
     return results
 
 
