@@ -60,6 +60,10 @@ def run(
     engine: EngineName = "local",
     address: Address = None,
     results_url: ResultsUrl = None,
+    records: Annotated[
+        Optional[Path],
+        typer.Option(help="keep finished runs without weights in this file; start from it"),
+    ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -74,7 +78,9 @@ def run(
         raise ValueError(f"--full: is --study primary, but --study is {study_id}; give one")
     study_id = "primary" if full else study_id
     if road and (study_id, only, seeds, report) != (None, None, None, None):
-        raise ValueError("--road: goes with --out and --engine only; leave out the other options")
+        raise ValueError(
+            "--road: goes with --out, --records and --engine only; leave out the other options"
+        )
     if study_id is not None and seeds is not None:
         raise ValueError(f"--seeds: the seeds of {study_id!r} are locked; leave out --seeds")
     require_at_least(1, seeds=3 if seeds is None else seeds)
@@ -86,7 +92,7 @@ def run(
     require_engine_options(engine, address)
     require_packages("the report", "lab", "plotly", "matplotlib")
     if road:
-        _road(folder, output, engine, address, results_url)
+        _road(folder, output, engine, address, results_url, records)
         return
     from dataclasses import replace
 
@@ -107,7 +113,7 @@ def run(
             plan = replace(plan, seeds=tuple(range(seeds)))
         tests = select_tests(plan, numbers)
         chosen, copy = open_engine(engine, address, results_url, output.progress)
-        study = run_study(plan, tests, folder, output.progress, engine=chosen)
+        study = run_study(plan, tests, folder, output.progress, engine=chosen, records=records)
         with lease(folder / LEASES, "report"):  # another study may end in this folder, too
             study.save(folder)
             _show(study, folder, output)
@@ -154,14 +160,19 @@ def _locked_plan(study_id: str) -> "Plan":
 
 
 def _road(
-    folder: Path, output: Output, engine: str, address: str | None, results_url: str | None
+    folder: Path,
+    output: Output,
+    engine: str,
+    address: str | None,
+    results_url: str | None,
+    records: Path | None,
 ) -> None:
     from antiphase.benchmarks.road_costs import road_costs
     from antiphase.experiments.road import as_json, run_road
     from antiphase.experiments.road_page import write_road
 
     chosen, copy = open_engine(engine, address, results_url, output.progress)
-    results = run_road(folder, output.progress, engine=chosen)
+    results = run_road(folder, output.progress, engine=chosen, records=records)
     with output.progress.status("measuring: speed by length"):
         costs = road_costs()
     page, picture = write_road(results, costs, folder)

@@ -13,11 +13,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from antiphase.evaluation import score_answers
 from antiphase.experiments.arms import Arm, Settings, TrainingRun, arm_recipe
-from antiphase.experiments.engine import Engine
+from antiphase.experiments.engine import Engine, Job
+from antiphase.experiments.measured_values import measured_values
+from antiphase.experiments.records import Records
 from antiphase.experiments.train_all import train_all
 from antiphase.experiments.trained_models import TrainedModel
 from antiphase.experiments.tuning import final_loss
@@ -133,6 +136,7 @@ def run_road(
     tasks: dict[str, Recipe] = TASKS,
     rates: Sequence[float] = RATES,
     seeds: Sequence[int] = SEEDS,
+    records: Path | None = None,
 ) -> list[RoadResult]:
     """Tune and train what is missing, and measure; finished runs are not repeated.
 
@@ -144,6 +148,8 @@ def run_road(
         tasks: by name, what all mixers share.
         rates: that each mixer is tried at, on each task.
         seeds: of the final runs.
+        records: file of finished runs without their weights (`Records`); what it has is not
+            trained again.
 
     Returns:
         One entry per mixer and task; those whose runs failed are left out, with a message.
@@ -167,8 +173,16 @@ def run_road(
     def run(arm: str, task: str, lr: float, seed: int) -> TrainingRun:
         return TrainingRun(arm_recipe(tasks[task], by_name[arm], Settings(lr)).changed(seed=seed))
 
+    kept = None if records is None else Records(records, root)
+    if kept is not None and (restored := kept.restore()):
+        console.print(f"{restored} finished runs taken from {records}", highlight=False)
+
+    def record(job: Job) -> None:
+        if kept is not None:
+            kept.add(job.folder(root))
+
     tuning = {pair: [run(*pair, lr, TUNING_SEED) for lr in rates] for pair in pairs}
-    train_all([r for runs in tuning.values() for r in runs], root, console, engine)
+    train_all([r for runs in tuning.values() for r in runs], root, console, engine, record)
     losses = {pair: [final_loss(r, root) for r in runs] for pair, runs in tuning.items()}
     best = {
         pair: rates[found.index(min(found))]
@@ -176,14 +190,20 @@ def run_road(
         if math.isfinite(min(found))
     }
     final = {pair: [run(*pair, lr, seed) for seed in seeds] for pair, lr in best.items()}
-    errors = train_all([r for runs in final.values() for r in runs], root, console, engine)
+    by_key = {r.key: r for runs in final.values() for r in runs}
+
+    def measure_and_record(job: Job) -> None:
+        _accuracy(by_key[job.key], root)
+        record(job)
+
+    errors = train_all([*by_key.values()], root, console, engine, measure_and_record)
     results = []
     for pair in pairs:
         if pair not in best or any(r.key in errors for r in final[pair]):
             console.print(f"{', '.join(pair)}: failed", highlight=False)
             continue
         with console.status(f"measuring: {', '.join(pair)}"):
-            accuracy = [_accuracy(pair[0], r, root) for r in final[pair]]
+            accuracy = [_accuracy(r, root) for r in final[pair]]
         steps = [_steps(r, root) for r in final[pair]]
         results.append(RoadResult(*pair, [*rates], losses[pair], best[pair], accuracy, steps))
     if not results:
@@ -191,9 +211,15 @@ def run_road(
     return results
 
 
-def _accuracy(arm: str, run: TrainingRun, root: Path) -> float:
-    model = TrainedModel(arm, run, run.folder(root))
-    return score_answers(model.load(), model.held_out(EXAMPLES), EXAMPLES)["accuracy"]
+def _accuracy(run: TrainingRun, root: Path) -> float:
+    """Return the accuracy on the test split; measured once, and kept with the run."""
+    model = TrainedModel(run.recipe.attention, run, run.folder(root))
+
+    def measure() -> np.ndarray:
+        scores = score_answers(model.load(), model.held_out(EXAMPLES), EXAMPLES)
+        return np.array([scores["accuracy"]])
+
+    return float(measured_values(model.folder, f"road: accuracy on {EXAMPLES}", measure)[0])
 
 
 def _steps(run: TrainingRun, root: Path) -> int | None:

@@ -27,7 +27,7 @@ from antiphase.experiments.attention_example import (
     AttentionExample,
     attention_example,
 )
-from antiphase.experiments.engine import Engine
+from antiphase.experiments.engine import Engine, Job
 from antiphase.experiments.experiment import Experiment, Table
 from antiphase.experiments.leases import LEASES, holders, lease
 from antiphase.experiments.local_pool import LocalEngine
@@ -35,6 +35,7 @@ from antiphase.experiments.lock import check_lock, write_lock
 from antiphase.experiments.model_measurements import EXAMPLES, SEQUENCES
 from antiphase.experiments.plans import Plan
 from antiphase.experiments.published_claims import published_claims
+from antiphase.experiments.records import Records
 from antiphase.experiments.registry import EXPERIMENTS, RegisteredTest
 from antiphase.experiments.results import (
     NOT_SELECTED,
@@ -70,6 +71,7 @@ def run_study(
     console: Console,
     *,
     engine: Engine | None = None,
+    records: Path | None = None,
 ) -> Study:
     """Tune, train, measure and judge; what was trained or measured before is not repeated.
 
@@ -79,6 +81,8 @@ def run_study(
         folder: the study folder; other tests' results in it are kept.
         console: where progress is shown.
         engine: performs the runs; default: all cores of this machine.
+        records: file of finished runs without their weights (`Records`). What it has is not
+            trained again; a seed is added when all its arms are trained and measured.
 
     Returns:
         All tests of the registry, run now, run earlier, or not run.
@@ -96,8 +100,11 @@ def run_study(
             plan.id, plan.seeds, predictions_of(plan), design_of(plan), folder, _started(plan, root)
         )
     engine = engine or LocalEngine()
+    kept = None if records is None else Records(records, root)
+    if kept is not None and (restored := kept.restore()):
+        console.print(f"{restored} finished runs taken from {records}", highlight=False)
     _announce(plan, arms, engine.workers, console)
-    settings, tuning = _settings(plan, arms, root, console, engine)
+    settings, tuning = _settings(plan, arms, root, console, engine, kept)
     runs: Runs = {
         arm.name: [
             TrainingRun(arm_recipe(plan.recipe, arm, settings[arm.name]).changed(seed=seed))
@@ -105,10 +112,12 @@ def run_study(
         ]
         for arm in arms
     }
-    errors = train_all([run for mine in runs.values() for run in mine], root, console, engine)
+    by_seed = [run for group in zip(*runs.values(), strict=True) for run in group]
+    after_each = None if kept is None else _Recorder(chosen, runs, folder, kept, console)
+    errors = train_all(by_seed, root, console, engine, after_each)
     with _measuring(folder, console):
         results = _results(plan, chosen, runs, errors, folder, console)
-        models = TrainedModels.finished(runs, root)
+        models = TrainedModels.finished(runs, root, MEASURES)
         with console.status("measuring: training"):
             tables = training_tables(models, arms)
         with console.status("measuring: attention on one sequence"):
@@ -206,15 +215,64 @@ def distinct_arms(tests: Sequence[Experiment] | Any) -> list[Arm]:
     return list(found.values())
 
 
+class _Recorder:
+    """Measures a seed once all its arms are trained, then records its runs.
+
+    Args:
+        tests: of the study, by number.
+        runs: of each arm.
+        folder: of the study.
+        records: where the runs are kept.
+        console: where progress is shown.
+    """
+
+    def __init__(
+        self,
+        tests: Mapping[int, Experiment],
+        runs: Runs,
+        folder: Path,
+        records: Records,
+        console: Console,
+    ) -> None:
+        self.tests, self.folder, self.records, self.console = tests, folder, records, console
+        self._seeds = [
+            {name: [run] for name, run in zip(runs, group, strict=True)}
+            for group in zip(*runs.values(), strict=True)
+        ]
+
+    def __call__(self, ended: Job) -> None:
+        """Record what the job completes."""
+        root = self.folder / "trained"
+        mine = next(s for s in self._seeds if any(run.key == ended.key for (run,) in s.values()))
+        if ended.key in self.records or not all(r.finished(root) for (r,) in mine.values()):
+            return
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        with _measuring(self.folder, self.console):
+            for number, test in self.tests.items():
+                arms = {arm.name: mine[arm.name] for arm in test.arms}
+                test.measure(TrainedModels.finished(arms, root, _measured_as(number, test)))
+            models = TrainedModels.finished(mine, root, MEASURES)
+            training_tables(models, distinct_arms(self.tests.values()))
+            for (run,) in mine.values():
+                self.records.add(run.folder(root))
+        torch.set_num_threads(threads)
+
+
 def _settings(
-    plan: Plan, arms: Sequence[Arm], root: Path, console: Console, engine: Engine
+    plan: Plan,
+    arms: Sequence[Arm],
+    root: Path,
+    console: Console,
+    engine: Engine,
+    records: Records | None,
 ) -> tuple[dict[str, Settings], Table | None]:
     """Return the settings of each arm, and the table of tuning if there was any."""
     if plan.grid is None:
         scale = float(plan.recipe.model.get("branch_scale", 1.0))
         middle = {arm.name: {k: v[len(v) // 2] for k, v in arm.sweep.items()} for arm in arms}
         return {a.name: Settings(plan.recipe.lr, scale, middle[a.name]) for a in arms}, None
-    found = tune(plan.recipe, arms, plan.grid, root, console, engine)
+    found = tune(plan.recipe, arms, plan.grid, root, console, engine, records)
     chosen = {t.arm.name: plan.grid.settings(t.best, t.options) for t in found}
     return chosen, tuning_table(found, plan.grid)
 
@@ -296,7 +354,8 @@ def _run(
     if earlier is not None and earlier.keys == result.keys and _complete(earlier, test):
         _adopt(result, earlier, test)
         return result
-    measured = test.measure(TrainedModels.finished(mine, root))
+    measured_as = _measured_as(entry.number, test)
+    measured = test.measure(TrainedModels.finished(mine, root, measured_as))
     require_measured(f"{entry.number} ({entry.title})", test.predictions, measured.effects)
     result.effects = {effect: seed_interval(v) for effect, v in measured.effects.items()}
     result.tables, result.figures = measured.tables, measured.figures
@@ -354,6 +413,10 @@ def _complete(earlier: Result, test: Experiment) -> bool:
 
 def _version(test: Experiment) -> str:
     return f"version {test.version}"
+
+
+def _measured_as(number: int, test: Experiment) -> str:
+    return f"test {number}, {_version(test)}"
 
 
 def _keys(test: Experiment, runs: Runs) -> list[str]:

@@ -1,7 +1,7 @@
 """Train what is missing: jobs to an engine, with a live display of their progress."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -18,7 +18,11 @@ TICK = 0.5  # seconds between two updates of the display
 
 
 def train_all(
-    jobs: Sequence[Job], root: Path, console: Console, engine: Engine | None = None
+    jobs: Sequence[Job],
+    root: Path,
+    console: Console,
+    engine: Engine | None = None,
+    after_each: Callable[[Job], None] | None = None,
 ) -> dict[str, str]:
     """Perform the jobs that are not finished yet, with a live display.
 
@@ -30,6 +34,8 @@ def train_all(
         root: folder of all runs; for an engine of several machines, shared by them.
         console: where progress is shown.
         engine: default: all cores of this machine.
+        after_each: called with every job that is finished: at once if it was before, else when
+            it ends; the others continue meanwhile.
 
     Returns:
         The error messages of failed jobs, by key.
@@ -38,6 +44,9 @@ def train_all(
     console.print(
         f"{len({j.key for j in jobs})} runs, {len(unfinished)} of them to train", highlight=False
     )
+    if after_each is not None:
+        for job in {j.key: j for j in jobs if j.key not in unfinished}.values():
+            after_each(job)
     if not unfinished:
         return {}
     elsewhere = {
@@ -55,12 +64,18 @@ def train_all(
     todo = sorted(unfinished.values(), key=lambda job: (job.key in elsewhere, -job.cost))
     engine = engine or LocalEngine()
     try:
-        return _perform(todo, root, console, engine)
+        return _perform(todo, root, console, engine, after_each)
     finally:
         engine.cancel()
 
 
-def _perform(todo: list[Job], root: Path, console: Console, engine: Engine) -> dict[str, str]:
+def _perform(
+    todo: list[Job],
+    root: Path,
+    console: Console,
+    engine: Engine,
+    after_each: Callable[[Job], None] | None,
+) -> dict[str, str]:
     display, watch = _Display(todo, root), StallWatch(root / LEASES)
     jobs = {job.key: job for job in todo}
     errors: dict[str, str] = {}
@@ -92,8 +107,11 @@ def _perform(todo: list[Job], root: Path, console: Console, engine: Engine) -> d
             if error is not None:
                 errors[job.key] = error
                 console.print(Text.assemble(("failed", "red"), f" {job.title}: {error}"))
-            elif not console.is_terminal:
+                continue
+            if not console.is_terminal:
                 console.print(Text(f"done {job.title} ({display.left()} left)"))
+            if after_each is not None:
+                after_each(job)
     return errors
 
 

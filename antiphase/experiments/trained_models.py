@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from antiphase.analysis.statistics import Values, difference
 from antiphase.experiments.arms import Arm, TrainingRun
 from antiphase.experiments.conditions import AS_TRAINED, Condition
+from antiphase.experiments.measured_values import measure_name, measured_values
 from antiphase.models import AntiphaseForCausalLM
 from antiphase.training.components import dataset
 
@@ -31,7 +32,11 @@ class TrainedModel:
     folder: Path
 
     def load(self, step: int | None = None) -> AntiphaseForCausalLM:
-        """Load the model at the run's end, or at a milestone; it is shared, leave it unchanged."""
+        """Load the model at the run's end, or at a milestone; it is shared, leave it unchanged.
+
+        Raises:
+            FileNotFoundError: the run was trained on another machine, and its weights are there.
+        """
         return _load(self.folder / ("model" if step is None else f"milestones/step{step}"))
 
     def milestones(self) -> list[int]:
@@ -47,6 +52,11 @@ class TrainedModel:
 
 @lru_cache(maxsize=64)  # loading a small model takes longer than most measurements of it
 def _load(path: Path) -> AntiphaseForCausalLM:
+    if not any(path.glob("*.safetensors")):
+        raise FileNotFoundError(
+            f"{path}: has no weights; the run is one of --records, which keep none. Remove its "
+            "folder, and its line there, to train it again"
+        )
     return AntiphaseForCausalLM.from_pretrained(path).eval()
 
 
@@ -55,25 +65,40 @@ Measure = Callable[[TrainedModel], NDArray[np.float64]]
 
 
 class TrainedModels:
-    """The trained models of some arms, one per seed and in the same order of seeds."""
+    """The trained models of some arms, one per seed and in the same order of seeds.
 
-    def __init__(self, models: Mapping[str, Sequence[TrainedModel]]) -> None:
-        self._models = models
+    Args:
+        models: of each arm, by its name.
+        measured_as: who measures, with a version. Values are then kept in the folder of each run,
+            and not measured again.
+    """
+
+    def __init__(
+        self, models: Mapping[str, Sequence[TrainedModel]], measured_as: str | None = None
+    ) -> None:
+        self._models, self._measured_as = models, measured_as
 
     @classmethod
-    def finished(cls, runs: Mapping[str, Sequence[TrainingRun]], root: Path) -> "TrainedModels":
+    def finished(
+        cls,
+        runs: Mapping[str, Sequence[TrainingRun]],
+        root: Path,
+        measured_as: str | None = None,
+    ) -> "TrainedModels":
         """Return the arms of which every seed is trained.
 
         Args:
             runs: of each arm, by name, one per seed.
             root: folder of all runs.
+            measured_as: as for the class.
         """
         return cls(
             {
                 name: [TrainedModel(name, run, run.folder(root)) for run in mine]
                 for name, mine in runs.items()
                 if all(run.finished(root) for run in mine)
-            }
+            },
+            measured_as,
         )
 
     def __getitem__(self, arm: Arm) -> Sequence[TrainedModel]:
@@ -89,8 +114,14 @@ class TrainedModels:
 
     def values(self, arm: Arm, measure: Measure) -> Values:
         """Measure every seed's model of an arm."""
-        return [measure(model) for model in self[arm]]
+        return [self._measured(model, measure) for model in self[arm]]
 
     def gain(self, one: Arm, other: Arm, measure: Measure) -> Values:
         """Return how much higher one arm is than another, paired by seed and example."""
         return difference(self.values(one, measure), self.values(other, measure))
+
+    def _measured(self, model: TrainedModel, measure: Measure) -> NDArray[np.float64]:
+        name = measure_name(measure)
+        if self._measured_as is None or name is None:
+            return measure(model)
+        return measured_values(model.folder, f"{self._measured_as}: {name}", lambda: measure(model))

@@ -1,14 +1,16 @@
 """How the arms of a study trained: steps to the criterion, and the scale of their branches."""
 
 from collections.abc import Sequence
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
 
-from antiphase.analysis.branch_rms import branch_rms
-from antiphase.analysis.statistics import CensoredSteps, Values, log_rank, seed_interval
+from antiphase.analysis.branch_rms import BranchRMS, branch_rms
+from antiphase.analysis.statistics import CensoredSteps, log_rank, seed_interval
 from antiphase.experiments.arms import Arm, is_standard
 from antiphase.experiments.experiment import Cell, Table
+from antiphase.experiments.model_measurements import Numbers
 from antiphase.experiments.trained_models import TrainedModel, TrainedModels
 from antiphase.training import criterion_of
 
@@ -82,8 +84,8 @@ def _branch_table(models: TrainedModels, arms: Sequence[Arm]) -> Table:
     for arm in arms:
         cells: list[Cell] = [arm.name]
         for step in moments.values():
-            attention, feed_forward = _ratios(models[arm], step)
-            cells += [seed_interval(attention), seed_interval(feed_forward)]
+            for measure in (attention_ratio, feed_forward_ratio):
+                cells.append(seed_interval(models.values(arm, partial(measure, step=step))))
         rows.append(cells)
     note = (
         "How much attention and feed-forward layers add to the residual stream, over what is in "
@@ -92,11 +94,17 @@ def _branch_table(models: TrainedModels, arms: Sequence[Arm]) -> Table:
     return Table("RMS of a branch over that of its stream, mean over layers", columns, rows, note)
 
 
-def _ratios(models: Sequence[TrainedModel], step: int | None) -> tuple[Values, Values]:
-    attention, feed_forward = [], []
-    for model in models:
-        ids = torch.from_numpy(model.held_out(SEQUENCES).examples(range(SEQUENCES)).tokens)
-        found = branch_rms(model.load(step), ids)
-        attention.append(np.array([np.mean([b.attention_ratio for b in found])]))
-        feed_forward.append(np.array([np.mean([b.feed_forward_ratio for b in found])]))
-    return attention, feed_forward
+def attention_ratio(model: TrainedModel, step: int | None) -> Numbers:
+    """Return the RMS of what attention adds over that of the stream, mean over layers."""
+    return np.array([np.mean([branch.attention_ratio for branch in _branches(model, step)])])
+
+
+def feed_forward_ratio(model: TrainedModel, step: int | None) -> Numbers:
+    """Return the same of the feed-forward layers."""
+    return np.array([np.mean([branch.feed_forward_ratio for branch in _branches(model, step)])])
+
+
+@lru_cache(maxsize=4)
+def _branches(model: TrainedModel, step: int | None) -> list[BranchRMS]:
+    ids = torch.from_numpy(model.held_out(SEQUENCES).examples(range(SEQUENCES)).tokens)
+    return branch_rms(model.load(step), ids)

@@ -17,6 +17,7 @@ from rich.console import Console
 from antiphase.experiments.arms import Arm, Settings, TrainingRun, arm_recipe
 from antiphase.experiments.engine import Engine
 from antiphase.experiments.experiment import Cell, Table
+from antiphase.experiments.records import Records
 from antiphase.experiments.train_all import train_all
 from antiphase.training import Recipe
 from antiphase.training.callbacks import read_metrics
@@ -109,6 +110,7 @@ def tune(
     root: Path,
     console: Console,
     engine: Engine | None = None,
+    records: Records | None = None,
 ) -> list[ArmTuning]:
     """Tune arms; finished runs are not repeated.
 
@@ -119,6 +121,7 @@ def tune(
         root: folder of all runs.
         console: where progress is shown.
         engine: performs the runs; default: all cores of this machine.
+        records: where finished runs are kept, too.
 
     Returns:
         One entry per arm, in their order.
@@ -133,7 +136,8 @@ def tune(
             ]
             for arm, s in wanted
         ]
-        train_all([run for group in runs for run in group], root, console, engine)
+        after_each = (lambda run: records.add(run.folder(root))) if records else None
+        train_all([run for group in runs for run in group], root, console, engine, after_each)
         return [sum(final_loss(run, root) for run in group) / len(group) for group in runs]
 
     found = [ArmTuning(arm, {}, {}) for arm in arms]

@@ -50,7 +50,7 @@ class StudyView:
         for result in ran(self.study) if self.folder else ():
             for arm, seed, run in self._runs(result):
                 name = f"{arm}, seed {seed}"
-                if (run / "model" / "config.json").is_file():
+                if any(run.glob("model/*.safetensors")):
                     found.setdefault(name, ModelEntry(name, str(run), run, name))
         return list(found.values())
 

@@ -45,6 +45,15 @@ def test_a_road_is_trained_once_and_measured(tmp_path):
     again = run_road(tmp_path, Console(file=text), engine=InProcess(), **options)
     assert text.getvalue().count("0 of them to train") == 2
     assert again == first
+    # on another machine, from records without weights
+    records = tmp_path / "runs.jsonl"
+    run_road(tmp_path, Console(file=text), engine=InProcess(), records=records, **options)
+    text = io.StringIO()
+    moved = run_road(
+        tmp_path / "moved", Console(file=text), engine=InProcess(), records=records, **options
+    )
+    assert "8 finished runs taken from" in text.getvalue()
+    assert moved == first
 
 
 def test_results_survive_as_json_and_a_page_is_written(tmp_path):
@@ -80,4 +89,4 @@ def test_memory_of_recurrent_mixers_does_not_grow_with_length():
 def test_the_road_takes_no_options_of_other_studies(other):
     result = invoke("lab", "--road", *other)
     assert result.exit_code != 0
-    assert "--road: goes with --out and --engine only" in result.output
+    assert "--road: goes with --out, --records and --engine only" in result.output

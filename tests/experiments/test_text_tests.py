@@ -1,5 +1,9 @@
 """The tests on models of text: what they measure, and a study of them from nothing to its page."""
 
+import io
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from rich.console import Console
@@ -10,11 +14,13 @@ from antiphase.experiments.e20_ladder import loss_gain, recall_gain
 from antiphase.experiments.e21_start import PUBLISHED
 from antiphase.experiments.e22_head_count import PAIRS
 from antiphase.experiments.plans import LADDER_MICRO, LADDER_NANO, Plan
+from antiphase.experiments.records import Records
 from antiphase.experiments.registry import EXPERIMENTS
 from antiphase.experiments.report import write_report
 from antiphase.experiments.results import load_study
 from antiphase.experiments.study import run_study
 from antiphase.experiments.trained_models import TrainedModel
+from antiphase.explorer.save import save_study_page
 from antiphase.training import Recipe, load_recipe
 from tests.experiments.small import InProcess
 
@@ -31,7 +37,7 @@ def text(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def study(text, tmp_path_factory):
+def plan(text):
     recipe = Recipe(
         task="language",
         task_options={"length": 64, "text": [text]},
@@ -42,16 +48,82 @@ def study(text, tmp_path_factory):
         evaluate_every=3,
         evaluate_examples=8,
     )
-    numbers = (11, 19, 20, 21)
-    plan = Plan("small text", recipe, numbers, (0, 1))
-    folder = tmp_path_factory.mktemp("study")
+    return Plan("small text", recipe, (11, 19, 20, 21), (0, 1))
+
+
+def run_small(plan, folder, records=None):
     patch = pytest.MonkeyPatch()
     patch.setattr(text_measurements, "FEW", 3)
     patch.setattr(text_measurements.text_losses, "__defaults__", (8,), raising=False)
-    tests = [EXPERIMENTS[number] for number in numbers]
-    found = run_study(plan, tests, folder, Console(quiet=True), engine=InProcess())
-    patch.undo()
-    return found, folder
+    tests, console = [EXPERIMENTS[n] for n in plan.tests], Console(file=io.StringIO())
+    try:
+        found = run_study(plan, tests, folder, console, engine=InProcess(), records=records)
+    finally:
+        patch.undo()
+    found.save(folder)
+    return found, console.file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def study(plan, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("study")
+    return run_small(plan, folder)[0], folder
+
+
+def test_a_study_continues_on_another_machine_from_records(study, plan, tmp_path):
+    """Two seeds on two machines, without the weights of the first, give the report of one."""
+    records = tmp_path / "runs.jsonl"
+    _, said = run_small(replace(plan, seeds=plan.seeds[:1]), tmp_path / "first", records)
+    assert "finished runs taken" not in said
+    lines = records.read_text().splitlines()
+    assert len(lines) == 8
+    assert max(map(len, lines)) < 20_000
+    found, said = run_small(plan, tmp_path / "second", records)
+    assert "8 finished runs taken from" in said
+    assert "16 runs, 8 of them to train" in said
+    assert not [*(tmp_path / "second").glob("trained/*-0-*/model/*.safetensors")]
+    undisturbed, _ = study
+    assert found.results == undisturbed.results
+    assert found.training == undisturbed.training
+    write_report(found, tmp_path / "second")
+    assert save_study_page(tmp_path / "second") is None  # it has no weights of the first seed
+    # and nothing is recorded twice
+    assert len(records.read_text().splitlines()) == 16
+    run_small(plan, tmp_path / "second", records)
+    assert len(records.read_text().splitlines()) == 16
+
+
+def test_a_model_without_weights_says_so(study, plan, tmp_path):
+    _, folder = study
+    recipe = arm_recipe(plan.recipe, STANDARD, Settings(plan.recipe.lr)).changed(seed=0)
+    run = TrainingRun(recipe).folder(folder / "trained")
+    records = Records(tmp_path / "runs.jsonl", tmp_path / "trained")
+    records.add(run)
+    began = (run / "recipe.yaml").stat().st_mtime
+    assert Records(records.path, records.root).restore() == 1
+    restored = tmp_path / "trained" / run.name
+    assert (restored / "recipe.yaml").stat().st_mtime == began  # what a lock is compared with
+    model = TrainedModel("standard", TrainingRun(recipe), restored)
+    assert model.run.finished(tmp_path / "trained")
+    with pytest.raises(FileNotFoundError, match="has no weights"):
+        model.load()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "[]",
+        json.dumps({"key": "../up", "began": 1.0, "milestones": [], "files": {}}),
+        json.dumps({"key": "a", "began": 1.0, "milestones": [], "files": {"../x": "text"}}),
+    ],
+)
+def test_a_damaged_record_is_named(line, tmp_path):
+    path = tmp_path / "runs.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(ValueError, match=r"runs\.jsonl, line 1: is not the record of a run"):
+        Records(path, tmp_path / "trained").restore()
+    assert not (tmp_path / "trained").exists()
 
 
 def test_a_study_of_text_has_every_effect_and_a_page(study):

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from antiphase.experiments.arms import STANDARD, TOP_K, V1, Arm, TrainingRun
+from antiphase.experiments.records import Records
 from antiphase.experiments.tuning import SQUARE, Grid, tune, tuning_table
 from antiphase.training import Recipe
 from tests.experiments.small import RECIPE, InProcess
@@ -33,6 +34,7 @@ class FakeEngine(InProcess):
         folder = job.folder(root)
         (folder / "model").mkdir(parents=True)
         (folder / "model" / "config.json").write_text("{}")
+        (folder / "recipe.yaml").write_text("")
         lines = [{"step": 4, "held_out_loss": 9.0}, {"step": 8, "held_out_loss": loss}]
         (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
         return None
@@ -156,6 +158,17 @@ def test_nothing_is_trained_twice(tmp_path):
     again = FakeEngine(loss=bowl(2, 1))
     assert tuned(tmp_path, again, V1, TOP_K) == found
     assert not again.trained
+
+
+def test_tuning_continues_from_records_on_another_machine(tmp_path):
+    first, second, path = tmp_path / "first", tmp_path / "second", tmp_path / "runs.jsonl"
+    engine, console = FakeEngine(loss=bowl(1, 0)), Console(quiet=True)
+    found = tune(RECIPE, [V1], Grid(), first, console, engine, Records(path, first))
+    assert len(path.read_text().splitlines()) == len(engine.trained) > len(SQUARE)
+    records, idle = Records(path, second), FakeEngine()
+    assert records.restore() == len(engine.trained)
+    assert tune(RECIPE, [V1], Grid(), second, console, idle, records) == found
+    assert idle.trained == []
 
 
 def test_a_killed_tuning_goes_on_where_it_was(tmp_path):
