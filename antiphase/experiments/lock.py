@@ -11,9 +11,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from antiphase.experiments.results import read_json
 from antiphase.experiments.verdicts import Effect, Prediction
-from antiphase.training.checkpoints import write_atomic
+from antiphase.training.checkpoints import read_json, write_atomic
 from antiphase.training.provenance import source_version
 
 LOCK = "lock.json"
@@ -57,7 +56,7 @@ def write_lock(
     """
     lock = read_lock(folder)
     if lock is not None:
-        _compare(lock, study_id, seeds, predictions, design, folder)
+        require_same(lock, study_id, seeds, predictions, design, folder)
         return lock
     runs = list(existing_runs)
     if runs:
@@ -66,9 +65,19 @@ def write_lock(
             f"lock of {study_id!r}: got seeds {_listed(seeds)}, with which {len(runs)} runs exist "
             f"already, e.g. {key} ({path}); a lock must be older than its runs. Use other seeds"
         )
+    lock = new_lock(study_id, seeds, predictions, design)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / LOCK, json.dumps(lock, indent=1))
+    return lock
+
+
+def new_lock(
+    study_id: str, seeds: Sequence[int], predictions: Predictions, design: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the content of a lock of this moment; `write_lock` says what the arguments are."""
     commit, dirty = source_version()
     plain, plain_design = _plain(predictions), json.loads(_canonical(design))
-    lock = {
+    return {
         "study_id": study_id,
         "seeds": list(seeds),
         "digest": _digest([plain, plain_design]),
@@ -78,9 +87,6 @@ def write_lock(
         "dirty": dirty,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / LOCK, json.dumps(lock, indent=1))
-    return lock
 
 
 def read_lock(folder: Path) -> dict[str, Any] | None:
@@ -91,10 +97,31 @@ def read_lock(folder: Path) -> dict[str, Any] | None:
     """
     if not (folder / LOCK).exists():
         return None
-    lock = read_json(folder / LOCK)
-    if lock is None or lock.get("digest") != _digest([lock.get("predictions"), lock.get("design")]):
-        raise LockError(f"{folder / LOCK}: was damaged or edited; restore it from a backup")
+    try:
+        lock = read_json(folder / LOCK)
+        require_as_locked(lock, {})
+    except ValueError as error:
+        raise LockError(
+            f"{folder / LOCK}: was damaged or edited; restore it from a backup"
+        ) from error
     return lock
+
+
+def require_as_locked(lock: Mapping[str, Any], predictions: Predictions) -> None:
+    """Check that a lock has its digest, and that predictions are those that it has.
+
+    Args:
+        lock: as `write_lock` returned it.
+        predictions: of some of its tests.
+
+    Raises:
+        LockError: the lock was edited, or a prediction differs from it.
+    """
+    if lock.get("digest") != _digest([lock.get("predictions"), lock.get("design")]):
+        raise LockError("lock: its digest is not that of its predictions and design")
+    plain = _plain(predictions)
+    if changed := [test for test in plain if plain[test] != lock["predictions"].get(test)]:
+        raise LockError(f"lock: has other predictions of test {', '.join(changed)}")
 
 
 def check_lock(
@@ -128,7 +155,7 @@ def check_lock(
             f"{folder}: has no {LOCK}; lock the predictions before the first run: "
             f"antiphase lab lock --study {study_id} --out {folder}"
         )
-    _compare(lock, study_id, seeds, predictions, design, folder)
+    require_same(lock, study_id, seeds, predictions, design, folder)
     locked = datetime.fromisoformat(lock["time"])
     for key, start in started:
         if start < locked:
@@ -139,7 +166,7 @@ def check_lock(
     return lock
 
 
-def _compare(
+def require_same(
     lock: dict[str, Any],
     study_id: str,
     seeds: Sequence[int],
@@ -147,7 +174,7 @@ def _compare(
     design: Mapping[str, Any],
     folder: Path,
 ) -> None:
-    """Raise unless a lock is of this study, these seeds, predictions and this design."""
+    """Raise LockError unless a lock is of this study, these seeds, predictions and this design."""
     path = folder / LOCK
     if lock["study_id"] != study_id:
         raise LockError(f"{path}: is of the study {lock['study_id']!r}, not of {study_id!r}")

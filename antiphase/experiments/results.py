@@ -14,6 +14,7 @@ from typing import Any
 from antiphase.analysis.statistics import Interval, holm
 from antiphase.experiments.attention_example import AttentionExample
 from antiphase.experiments.experiment import Chart, Figure, Heatmap, Table
+from antiphase.experiments.lock import require_as_locked
 from antiphase.experiments.stored_types import require_type
 from antiphase.experiments.verdicts import (
     Effect,
@@ -25,6 +26,8 @@ from antiphase.experiments.verdicts import (
 from antiphase.training.checkpoints import write_atomic
 
 RESULTS = "results.json"
+PUBLISHED = Path(__file__).parent / "published_study"
+"""Folder of the study that ships with the package."""
 NOT_SELECTED = "not selected"
 """Why a test was not run that nobody asked for."""
 FORMAT = 2  # of results.json; 1 had neither gates nor kinds of prediction
@@ -130,26 +133,37 @@ class Study:
     training: list[Table] = field(default_factory=list)
     attention: AttentionExample | None = None
 
+    def locked(self, result: Result) -> bool:
+        """Return whether a test was run with the lock's seeds, under its predictions."""
+        lock = self.lock
+        return lock is not None and (result.study_id, sorted(result.seeds)) == (
+            lock["study_id"],
+            sorted(lock["seeds"]),
+        )
+
     def adjusted_p(self) -> dict[tuple[int, str], float]:
         """Return the p of every primary prediction with a verdict, adjusted by Holm's method.
 
-        The family is all primary predictions that were run: an invalid one counts with p = 1.
+        The family is all primary predictions of the lock, whether they were run or not; without a
+        lock, those that were run. One without a p, such as an invalid one, counts with p = 1.
 
         Returns:
             By number of the test and reading. Tests that were not run, are invalid or have too few
-            seeds have no p.
+            seeds have no p; in a locked study, nor have those of other seeds.
         """
-        judged = {
-            (result.number, reading): judgement
+        p = {
+            (result.number, reading): judgement.p
             for result in self.results
+            if self.lock is None or self.locked(result)
             for reading, judgement in result.primary().items()
             if judgement.p is not None or judgement.verdict is Verdict.INVALID
         }
-        adjusted = holm([1.0 if j.p is None else j.p for j in judged.values()])
+        family = {**dict.fromkeys(_locked_primary(self.lock)), **p}
+        adjusted = holm([1.0 if value is None else value for value in family.values()])
         return {
-            key: p
-            for (key, judgement), p in zip(judged.items(), adjusted, strict=True)
-            if judgement.p is not None
+            key: value
+            for key, value in zip(family, adjusted, strict=True)
+            if p.get(key) is not None
         }
 
     def save(self, folder: Path) -> None:
@@ -197,6 +211,17 @@ def load_study(folder: Path) -> Study:
     return study
 
 
+def _locked_primary(lock: dict[str, Any] | None) -> list[tuple[int, str]]:
+    """Return test and reading of every primary prediction of a lock."""
+    by_test = lock["predictions"] if lock is not None else {}
+    return [
+        (int(number), prediction["reading"])
+        for number, predictions in by_test.items()
+        for prediction in predictions
+        if prediction["primary"]
+    ]
+
+
 def _study(kept: dict[str, Any]) -> Study:
     attention = kept["attention"]
     return Study(
@@ -222,6 +247,8 @@ def _require_valid(study: Study) -> None:
     if study.lock is not None:
         for name, kind in {**_LOCK, "dirty": bool}.items():
             require_type(f"lock.{name}", study.lock.get(name), kind)
+        mine = [r for r in study.results if study.locked(r) and not r.why_not]
+        require_as_locked(study.lock, {r.number: r.predictions for r in mine})
     for result in study.results:
         for table in result.tables:
             _require_shape(f"table {table.title!r}", table.rows, None, len(table.columns))

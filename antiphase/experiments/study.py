@@ -31,7 +31,7 @@ from antiphase.experiments.engine import Engine, Job
 from antiphase.experiments.experiment import Experiment, Table
 from antiphase.experiments.leases import LEASES, holders, lease
 from antiphase.experiments.local_pool import LocalEngine
-from antiphase.experiments.lock import check_lock, write_lock
+from antiphase.experiments.lock import check_lock, require_same, write_lock
 from antiphase.experiments.model_measurements import EXAMPLES, SEQUENCES
 from antiphase.experiments.plans import Plan
 from antiphase.experiments.published_claims import published_claims
@@ -39,6 +39,8 @@ from antiphase.experiments.records import Records
 from antiphase.experiments.registry import EXPERIMENTS, RegisteredTest
 from antiphase.experiments.results import (
     NOT_SELECTED,
+    PUBLISHED,
+    RESULTS,
     Claim,
     Result,
     Study,
@@ -172,11 +174,16 @@ def lock_study(plan: Plan, folder: Path) -> dict[str, Any]:
     """Lock the predictions and the design of a study, before any of its runs.
 
     Raises:
-        LockError: a run with one of its seeds exists, or another lock does.
+        LockError: a run with one of its seeds exists, or another lock does; or the study that
+            ships with the package has these seeds and other predictions.
     """
     root = folder / "trained"
     existing = [(path.name, path) for path in _begun(plan, root)]
-    return write_lock(plan.id, plan.seeds, predictions_of(plan), design_of(plan), folder, existing)
+    predictions, design = predictions_of(plan), design_of(plan)
+    published = read_json(PUBLISHED / RESULTS)
+    if published is not None and {*plan.seeds} & {*published["seeds"]}:
+        require_same(published["lock"], plan.id, plan.seeds, predictions, design, PUBLISHED)
+    return write_lock(plan.id, plan.seeds, predictions, design, folder, existing)
 
 
 def predictions_of(plan: Plan) -> dict[int, Sequence[Prediction]]:

@@ -7,7 +7,6 @@ from typing import Any
 
 from antiphase.analysis.statistics import Interval
 from antiphase.experiments.report.interactive import plotly_panels
-from antiphase.experiments.report.published import FOLDER as PUBLISHED
 from antiphase.experiments.report.rows import (
     GATE_COLUMNS,
     Finding,
@@ -22,7 +21,7 @@ from antiphase.experiments.report.rows import (
     ran,
     status_line,
 )
-from antiphase.experiments.results import Result, Study, load_study
+from antiphase.experiments.results import PUBLISHED, Result, Study, load_study
 from antiphase.experiments.verdicts import READINGS, Verdict
 from antiphase.explorer.models import ModelEntry
 

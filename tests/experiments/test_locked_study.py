@@ -21,7 +21,7 @@ from tests.experiments.small import (
 )
 
 QUIET = Console(quiet=True)
-LOCKED = replace(SMALL, id="locked", tests=(4,), seeds=(100, 101), locked=True)
+LOCKED = replace(SMALL, id="locked", tests=(4,), seeds=(600, 601), locked=True)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_locked_plan_starts_with_its_lock_only(untrained, tmp_path):
     assert set(lock["design"]["arms"]) == {"standard", "V1", "top-k"}
     with pytest.raises(TrainingBeginsError):
         start(LOCKED, tmp_path)
-    plant_run(tmp_path, 100)  # a run of the study: it is younger than the lock
+    plant_run(tmp_path, 600)  # a run of the study: it is younger than the lock
     with pytest.raises(TrainingBeginsError):
         start(LOCKED, tmp_path)
     with pytest.raises(TrainingBeginsError):  # a plan that is not locked needs none
@@ -85,7 +85,7 @@ def test_a_locked_study_does_not_start_with_another_prediction(untrained, tmp_pa
         ),
         ({"grid": Grid()}, "in: tuning"),
         ({"tests": (4, 12)}, "in: arms"),
-        ({"seeds": (100, 102)}, "has the seeds 100, 101, got 100, 102"),
+        ({"seeds": (600, 602)}, "has the seeds 600, 601, got 600, 602"),
         ({"id": "other"}, "is of the study 'locked', not of 'other'"),
     ],
 )
@@ -100,16 +100,16 @@ def test_a_run_that_is_older_than_the_lock_stops_the_study(untrained, tmp_path):
     plant_run(tmp_path, 7, age=3600)  # of another study
     with pytest.raises(TrainingBeginsError):
         start(LOCKED, tmp_path)
-    plant_run(tmp_path, 101, age=3600)
+    plant_run(tmp_path, 601, age=3600)
     with pytest.raises(
-        LockError, match=r"the run composite_needle-standard-101-.* began before it"
+        LockError, match=r"the run composite_needle-standard-601-.* began before it"
     ):
         start(LOCKED, tmp_path)
 
 
 def test_a_study_whose_seeds_were_used_cannot_be_locked(tmp_path):
-    plant_run(tmp_path, 101)
-    with pytest.raises(LockError, match=r"with which 1 runs exist already, .*standard-101-"):
+    plant_run(tmp_path, 601)
+    with pytest.raises(LockError, match=r"with which 1 runs exist already, .*standard-601-"):
         lock_study(LOCKED, tmp_path)
     assert not (tmp_path / "lock.json").exists()
     lock_study(replace(LOCKED, seeds=(200, 201)), tmp_path)
@@ -121,11 +121,11 @@ def test_a_study_tunes_locks_and_trains_what_it_chose(tmp_path, monkeypatch):
     entry = RegisteredTest(97, "Two arms", "?", "tests.experiments.small:TwoArmsTest")
     monkeypatch.setitem(EXPERIMENTS, 97, entry)
     grid = Grid(steps=4, extensions=0)
-    plan = replace(LOCKED, tests=(97,), seeds=(100,), grid=grid)
+    plan = replace(LOCKED, tests=(97,), seeds=(600,), grid=grid)
     lock = lock_study(plan, tmp_path)
     found = run_study(plan, [entry], tmp_path, QUIET, engine=InProcess())
     assert found.lock == lock
-    assert (found.study_id, found.seeds) == ("locked", [100])
+    assert (found.study_id, found.seeds) == ("locked", [600])
     table = found.training[0]
     assert table.title == "Held-out loss of the tuning runs"
     for name, chosen, *_, centre, twice in table.rows:
@@ -133,7 +133,7 @@ def test_a_study_tunes_locks_and_trains_what_it_chose(tmp_path, monkeypatch):
         assert chosen.startswith(f"lr {rate}, branch scale 1")
         (recipe,) = [
             load_recipe(str(path))
-            for path in (tmp_path / "trained").glob(f"*-{name.replace('-', '_')}-100-*/recipe.yaml")
+            for path in (tmp_path / "trained").glob(f"*-{name.replace('-', '_')}-600-*/recipe.yaml")
         ]
         assert f"{recipe.lr:g}" == rate
         assert recipe.criterion == RECIPE.criterion  # which tuning runs do not have

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,15 @@ from antiphase.experiments.conditions import (
     STRESS,
     ChangedTask,
 )
-from antiphase.experiments.lock import check_lock
-from antiphase.experiments.plans import PLANS, PRIMARY, QUICK, lab_command, select_tests
+from antiphase.experiments.lock import LockError, check_lock
+from antiphase.experiments.plans import (
+    PLANS,
+    PRIMARY,
+    QUICK,
+    SYNTHETIC,
+    lab_command,
+    select_tests,
+)
 from antiphase.experiments.registry import EXPERIMENTS, LOCKED
 from antiphase.tasks import Role, task
 
@@ -58,6 +66,15 @@ def test_the_primary_study_is_still_the_one_that_was_locked():
         PRIMARY.id, PRIMARY.seeds, study.predictions_of(PRIMARY), study.design_of(PRIMARY), folder
     )
     assert lock["digest"].startswith("fd7721d599cd06dc")
+
+
+def test_the_seeds_of_the_published_study_are_not_locked_for_other_predictions(tmp_path):
+    lock = study.lock_study(PRIMARY, tmp_path / "again")  # the same predictions, once more
+    assert lock["digest"].startswith("fd7721d599cd06dc")
+    for changed in (replace(PRIMARY, tests=(7,)), replace(SYNTHETIC, seeds=(107, 108))):
+        with pytest.raises(LockError, match="published_study"):
+            study.lock_study(changed, tmp_path / changed.id)
+        assert not (tmp_path / changed.id).exists()
 
 
 def test_the_help_names_every_locked_study():

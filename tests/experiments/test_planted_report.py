@@ -11,6 +11,7 @@ from rich.console import Console
 
 from antiphase.analysis.statistics import student_t
 from antiphase.experiments import e05_sparsity, e13_cheap_noise, e15_layers
+from antiphase.experiments.lock import new_lock
 from antiphase.experiments.plans import PRIMARY as PLAN
 from antiphase.experiments.published_claims import SOURCES
 from antiphase.experiments.registry import EXPERIMENTS
@@ -35,14 +36,9 @@ WORLD = World(
     retrieving="common",
     drop={"knocked out": [[0.0] * 4, [1.0, 1.0, 0, 0]]},
 )
-LOCK = {
-    "study_id": "planted",
-    "seeds": [*range(8)],
-    "digest": "d" * 64,
-    "commit": "c" * 40,
-    "dirty": False,
-    "time": "2026-11-17T00:00:00+00:00",
-}
+LOCK = new_lock(
+    "planted", range(8), {number: EXPERIMENTS[number].load().predictions for number in PRIMARY}, {}
+)
 
 
 @pytest.fixture(scope="module")

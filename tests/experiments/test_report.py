@@ -8,6 +8,7 @@ import pytest
 
 from antiphase.analysis.statistics import Interval, student_t
 from antiphase.experiments.experiment import Chart, Heatmap, Table
+from antiphase.experiments.lock import new_lock
 from antiphase.experiments.report import write_report
 from antiphase.experiments.report.findings import (
     counts_line,
@@ -42,14 +43,6 @@ from tests.cli.runner import invoke
 
 GAIN = Effect("accuracy", "V1", versus="standard", condition="under stress")
 NOISY = [0.051, 0.049, 0.05, 0.052, 0.048]
-LOCK = {
-    "study_id": "first",
-    "seeds": [10, 11],
-    "digest": "d" * 64,
-    "commit": "c" * 40,
-    "dirty": True,
-    "time": "2026-11-17T00:00:00+00:00",
-}
 
 
 def result(number, by_seed=NOISY, accuracy=1.0, **changes):
@@ -60,7 +53,12 @@ def result(number, by_seed=NOISY, accuracy=1.0, **changes):
     ]
     effects = {GAIN: student_t(by_seed), learned("V1").effect: student_t([accuracy] * 5)}
     found = Result(number, f"T{number}", "?", predictions, effects, seeds=[0, 1])
-    return replace(found, study_id="first", **changes)
+    return replace(found, **{"study_id": "first", **changes})
+
+
+def lock_of(*results):
+    lock = new_lock("first", [0, 1], {r.number: r.predictions for r in results}, {})
+    return lock | {"commit": "c" * 40, "dirty": True, "time": "2026-11-17T00:00:00+00:00"}
 
 
 def not_run(number, why=NOT_SELECTED):
@@ -91,9 +89,10 @@ def published(tmp_path, monkeypatch):
     """A published study in which tests 1 and 4 were run."""
     folder = tmp_path / "published"
     folder.mkdir()
-    study = small_study(result(1), not_run(2), not_run(3), result(4), lock=LOCK, seeds=[*range(5)])
+    tests = result(1), not_run(2), not_run(3), result(4)
+    study = small_study(*tests, lock=lock_of(*tests), seeds=[*range(5)])
     study.save(folder)
-    monkeypatch.setattr("antiphase.experiments.report.published.FOLDER", folder)
+    monkeypatch.setattr("antiphase.experiments.report.published.PUBLISHED", folder)
     return study
 
 
@@ -128,12 +127,13 @@ def test_every_gate_is_shown_once_with_its_number():
 
 
 def test_only_a_lock_lets_the_report_say_that_predictions_came_first(tmp_path):
-    locked = small_study(lock=LOCK, study_id="first", seeds=[10, 11])
+    lock = lock_of(result(1), result(2), result(3))
+    locked = small_study(lock=lock, study_id="first", seeds=[0, 1])
     exploratory = small_study(study_id="quick", seeds=[0, 1, 2])
     for shown in (as_markdown(locked), page_of(locked, tmp_path)):
         assert "Predictions were written before the runs: study first, locked at 2026-11" in shown
         assert "commit " + "c" * 40 + " (with changes that were not committed)" in shown
-        assert "d" * 64 in shown
+        assert lock["digest"] in shown
     for shown in (as_markdown(exploratory), page_of(exploratory, tmp_path)):
         assert "Exploratory: no lock, 3 seeds, no verdicts below 5 seeds." in shown
         assert "were written before" not in shown
@@ -164,6 +164,8 @@ def test_tests_that_were_not_run_take_one_line(tmp_path):
     assert failed.startswith("Test 4 (T4), no result: V1, seed 0: diverged; run it with")
     assert others == "Not run: 2 T2, 3 T3; run them with `antiphase lab --only 2,3`."
     assert not_run_lines(study, shown=[2, 3]) == [failed]
+    (mixed,) = not_run_lines(small_study(not_run(2), not_run(11), not_run(20)))
+    assert "`antiphase lab --only 2`, `antiphase lab --study ladder-nano --only 11,20`" in mixed
     page = page_of(study, tmp_path)
     assert page.count("<h2 id=test") == 1
     assert "Not run: 2 T2, 3 T3; run them with <code>antiphase lab --only 2,3</code>." in page
@@ -199,7 +201,7 @@ def test_each_test_is_a_sentence_with_its_reason():
     assert (four.text(), four.clauses) == ("Not tested: V1, seed 0: diverged.", ())
     assert not_tested_line(study) == "Not tested here: 5 T5."
     assert reading_tallies(study)["sparsity"] == "2 refuted, 1 without a verdict"
-    locked = small_study(result(1), lock=LOCK)
+    locked = small_study(result(1), lock=lock_of(result(1)))
     assert counts_line(locked) == "2 primary predictions in 1 test: 1 supported, 1 refuted."
     assert counts_line(small_study(not_run(1))) == "No prediction was tested."
 
@@ -254,9 +256,14 @@ def test_without_a_published_study_the_table_has_what_was_measured():
     assert second[:2] == ["", "sparsity"]
     failed = texts(verdict_rows(small_study(result(1, NOISY[:3], accuracy=0.5))))
     assert failed[0][2].endswith("exploratory, failed gates: learned")
-    locked = texts(verdict_rows(small_study(result(1), lock=LOCK)))
+    lock = lock_of(result(1))
+    locked = texts(verdict_rows(small_study(result(1), lock=lock)))
     assert locked[0][2].startswith("✔ supported: 0.05 [")
     assert "exploratory" not in locked[0][2]
+    # a lock speaks for its own study and seeds only
+    for changes in ({"study_id": "quick"}, {"seeds": [5, 6]}):
+        other = texts(verdict_rows(small_study(result(1, **changes), lock=lock)))
+        assert other[0][2].endswith("], exploratory")
 
 
 def test_the_published_study_stands_beside_what_was_measured(published, tmp_path):
@@ -294,7 +301,7 @@ def test_the_terminal_shows_one_table_beside_the_published_study(published, tmp_
 
 
 def test_the_terminal_says_if_no_published_study_ships(tmp_path, monkeypatch):
-    monkeypatch.setattr("antiphase.experiments.report.published.FOLDER", tmp_path / "none")
+    monkeypatch.setattr("antiphase.experiments.report.published.PUBLISHED", tmp_path / "none")
     small_study(result(1)).save(tmp_path)
     shown = invoke("lab", "--report", str(tmp_path))
     assert "No other published study is shown beside it." in shown.output

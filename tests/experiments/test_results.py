@@ -9,6 +9,7 @@ import pytest
 from antiphase.analysis.statistics import student_t
 from antiphase.experiments.attention_example import AttentionExample, AttentionRow, HeadMap
 from antiphase.experiments.experiment import Chart, Heatmap, Table
+from antiphase.experiments.lock import new_lock
 from antiphase.experiments.report import write_report
 from antiphase.experiments.results import Claim, Result, Study, load_study
 from antiphase.experiments.verdicts import Effect, Prediction, learned
@@ -42,13 +43,13 @@ def stored(tmp_path):
         [AttentionRow("V1", 1, [0.1] * 3, [0.1] * 3, [0.1] * 3, "b", 0.5, 0.5)],
         [HeadMap("V1", 0, 0, True, "A1", 0.5, [[1000], [500, 500], [300, 300, 400]])],
     )
-    lock = {"study_id": "study", "seeds": [0], "digest": "d", "commit": "c", "time": "t"}
+    lock = new_lock("study", found.seeds, {1: [prediction], 2: [prediction]}, {})
     study = Study(
         *([found, unrun], [Claim("what", "0.5", "0.4", MEAN)], [0], {"cpu": "name"}),
         recipe={SCRIPT: "value", "model": {"name": ["value"]}},
         study_id="study",
         seeds=[0, 1, 2, 3, 4],
-        lock={**lock, "dirty": True, "predictions": {}},
+        lock=lock,
         training=[Table("table", ["", "mean"], [["name", "value"]], "note")],
         attention=attention,
     )

@@ -1,6 +1,7 @@
 """Verdicts follow from gates, the number of seeds and intervals: planted answers come out."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphase.analysis.statistics import Interval, student_t
+from antiphase.experiments.lock import new_lock
 from antiphase.experiments.registry import EXPERIMENTS, RegisteredTest
 from antiphase.experiments.results import Result, Study, load_study
 from antiphase.experiments.verdicts import (
@@ -221,22 +223,16 @@ def test_a_contest_between_arms_has_gates_for_both(test: RegisteredTest):
 
 
 def study_with(results):
+    mine = {"study_id": "first", "seeds": [*range(8)]}
     return Study(
-        results,
+        [replace(result, **mine) for result in results],
         [],
         [],
         {},
         {},
         study_id="first",
         seeds=list(range(8)),
-        lock={
-            "study_id": "first",
-            "time": "2026-11-17T00:00:00+00:00",
-            "seeds": [0],
-            "digest": "d",
-            "commit": "c",
-            "dirty": False,
-        },
+        lock=new_lock("first", range(8), {r.number: r.predictions for r in results}, {}),
     )
 
 
@@ -255,7 +251,7 @@ def test_the_verdict_of_a_test_is_that_of_its_primary_prediction(tmp_path):
     assert again.results[0].judgements() == result.judgements()
 
 
-def test_holm_is_over_primary_predictions_that_were_run():
+def test_holm_is_over_all_primary_predictions_of_the_lock():
     means = {1: 0.05, 2: 0.004, 3: 0.0, 4: 0.05}
     results = []
     for test, mean in means.items():
@@ -266,9 +262,31 @@ def test_holm_is_over_primary_predictions_that_were_run():
     results.append(Result(5, "", "", [prediction(primary=True)], why_not="not selected"))
     p = {r.number: r.judgements()[0].p for r in results}
     assert p[4] is p[5] is None
-    adjusted = study_with(results).adjusted_p()
+    study = study_with(results)
+    adjusted = study.adjusted_p()
     assert list(adjusted) == [(n, "cancelling") for n in (1, 2, 3)]
-    # four were run; the invalid one counts with p = 1, the one that was not run does not
-    assert adjusted[1, "cancelling"] == pytest.approx(4 * p[1])
-    assert adjusted[2, "cancelling"] == pytest.approx(3 * p[2])
-    assert adjusted[3, "cancelling"] == pytest.approx(min(1.0, 2 * p[3]))
+    # the invalid one and the one that was not run count with p = 1
+    assert adjusted[1, "cancelling"] == pytest.approx(5 * p[1])
+    assert adjusted[2, "cancelling"] == pytest.approx(4 * p[2])
+    assert adjusted[3, "cancelling"] == pytest.approx(min(1.0, 3 * p[3]))
+    # so does one that was run with other seeds
+    other = [replace(r, seeds=[9]) if r.number == 1 else r for r in study.results]
+    assert list(replace(study, results=other).adjusted_p()) == [(n, "cancelling") for n in (2, 3)]
+    # without a lock the family is what was run
+    unlocked = replace(study, lock=None).adjusted_p()
+    assert unlocked[1, "cancelling"] == pytest.approx(4 * p[1])
+
+
+def test_a_study_that_differs_from_its_lock_is_not_shown(tmp_path):
+    result = Result(7, "Grid", "?", [prediction(primary=True)], study_of_one(around(0.05)))
+    study = study_with([result])
+    smaller = [replace(study.results[0], predictions=[prediction(size=0.01, primary=True)])]
+    for changed, why in (
+        (replace(study, lock=study.lock | {"digest": "0" * 64}), "its digest is not that of"),
+        (replace(study, results=smaller), "has other predictions of test 7"),
+    ):
+        changed.save(tmp_path)
+        with pytest.raises(ValueError, match=f"results.json: .*{why}"):
+            load_study(tmp_path)
+    study.save(tmp_path)
+    assert load_study(tmp_path) == study

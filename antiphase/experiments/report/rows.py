@@ -12,6 +12,7 @@ from typing import Any
 from antiphase.analysis.statistics import Interval
 from antiphase.experiments.plans import lab_command
 from antiphase.experiments.published_claims import SOURCES
+from antiphase.experiments.registry import EXPERIMENTS
 from antiphase.experiments.report.words import SETTINGS
 from antiphase.experiments.results import NOT_SELECTED, Result, Study
 from antiphase.experiments.verdicts import (
@@ -103,7 +104,7 @@ def finding(study: Study, result: Result | None, reading: str) -> Finding | None
         if prediction.primary and prediction.reading == reading:
             interval = result.effects[prediction.effect]
             failed = dict.fromkeys(checked.gate.kind for checked in judgement.failed)
-            exploratory = study.lock is None or interval.seeds < MIN_SEEDS
+            exploratory = not study.locked(result) or interval.seeds < MIN_SEEDS
             return Finding(judgement.verdict, interval, exploratory, tuple(failed))
     return None
 
@@ -195,8 +196,14 @@ def not_run_lines(study: Study, shown: Sequence[int] = ()) -> list[str]:
     others = [r for r in study.results if r.why_not == NOT_SELECTED and r.number not in shown]
     if others:
         names = ", ".join(f"{r.number} {r.title}" for r in others)
-        numbers = ",".join(str(r.number) for r in others)
-        lines.append(f"Not run: {names}; run them with `antiphase lab --only {numbers}`.")
+        numbers: dict[str, list[str]] = {}
+        for result in others:
+            entry = EXPERIMENTS.get(result.number)
+            on_text = entry is not None and entry.text  # the quick study has all others
+            start = lab_command(entry.studies[0] if entry and on_text else "quick")
+            numbers.setdefault(start, []).append(str(result.number))
+        commands = [f"`{start} --only {','.join(mine)}`" for start, mine in numbers.items()]
+        lines.append(f"Not run: {names}; run them with {', '.join(commands)}.")
     return lines
 
 

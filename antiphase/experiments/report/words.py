@@ -129,8 +129,8 @@ WORDS: dict[str, str] = {
         "root mean square of what attention, or the feed-forward layer, adds to the residual stream"
     ),
     "branch scale": (
-        "factor on the initial scale of what attention and feed-forward layers add; tuned for each "
-        "arm, like the learning rate lr"
+        "factor on the initial W_O, so on what attention adds to the stream at first; tuned for "
+        "each arm, like the learning rate lr"
     ),
     "wsd": (
         "warm-up, stable, decay: a learning rate that rises, stays constant until the criterion is "
@@ -189,7 +189,7 @@ SETTINGS: dict[str, str] = {
     "attention": "the mechanism; each arm has its own",
     "model.num_attention_heads": "heads of standard attention; V1 has half as many",
     "model.hidden_size": "width of the residual stream",
-    "model.branch_scale": "initial scale of what attention and feed-forward layers add",
+    "model.branch_scale": "factor on the initial W_O, so on what attention adds at first",
     "task": "what is learned",
     "task_options.length": "tokens of a sequence",
     "task_options.keys": "different keys that needles have",
