@@ -42,6 +42,7 @@ class LayerMaps:
         scores: softmax logits of each map, -inf at masked positions; with `scores=True`, and none
             of a mechanism without softmax.
         outputs: [B, T, h, dv], what each head passes to W_O; with `outputs=True`.
+        values: [B, h, T, dv], what the maps are applied to; with `outputs=True`, of our models.
     """
 
     signal: Tensor
@@ -51,6 +52,7 @@ class LayerMaps:
     integral: Tensor | None = None
     scores: list[Tensor] = field(default_factory=list)
     outputs: Tensor | None = None
+    values: Tensor | None = None
 
 
 @dataclass
@@ -90,7 +92,7 @@ def capture(
         rows: query positions, [B, n]; "all" for the complete maps; default: the last position.
         hidden: also keep the hidden states.
         scores: also keep the attention logits.
-        outputs: also keep the output of each head.
+        outputs: also keep the output of each head, and its values.
 
     Returns:
         The maps at those rows, with the model's logits there.
@@ -190,6 +192,8 @@ def _record_ours(
         names = ("signal", "difference", "noise", "lam", "integral")
         maps: dict[str, Any] = {name: found[name].float() for name in names if name in found}
         kept = LayerMaps(**maps)
+        if outputs:
+            kept.values = repeat_heads(complete.v, kept.signal.shape[1]).float()
         if scores and layer.has_softmax:
             pairs = [(heads.q, heads.k), (heads.q2, heads.k2)]
             kept.scores = [

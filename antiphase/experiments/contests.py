@@ -45,6 +45,7 @@ def contest(
     because: str,
     *,
     primary: bool = False,
+    in_noise: bool = False,
     standard: Arm = STANDARD,
     stress: Condition = STRESS,
 ) -> Prediction:
@@ -60,6 +61,7 @@ def contest(
         kind: of the prediction.
         because: the reading's reason.
         primary: whether this is the test's verdict on the reading.
+        in_noise: whether the reason speaks of attention noise, so that there has to be some.
         standard: standard attention, trained on the same task.
         stress: the condition in which they are compared.
     """
@@ -68,6 +70,7 @@ def contest(
         learned(one.name),
         learned(other.name),
         room(room_of(baseline, stress), SIZE),
+        *((noise(stress.name),) if in_noise else ()),
     )
     return Prediction(reading, gain_of(one, other, stress), kind, SIZE, because, gates, primary)
 
@@ -181,6 +184,8 @@ def compare(
     """
     effects = gains_and_rooms(models, arms, pairs, stress, partial(accuracy, condition=stress))
     effects |= learned_effects(models, arms)
+    if stress == STRESS and STANDARD in arms:
+        effects |= noise_effect(models, STANDARD)
     rows = [
         interval_row(
             arm.name,

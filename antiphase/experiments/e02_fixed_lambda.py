@@ -12,7 +12,7 @@ from antiphase.experiments.e07_grid import SIZE
 from antiphase.experiments.experiment import Experiment, Measurement, Table, interval_row
 from antiphase.experiments.model_measurements import answer_loss
 from antiphase.experiments.trained_models import TrainedModels
-from antiphase.experiments.verdicts import Effect, Prediction, learned, room
+from antiphase.experiments.verdicts import Effect, Prediction, learned, noise, room
 from antiphase.training.callbacks import lambdas
 
 FIXED = {lam: Arm(f"lam = {lam}", "diff_v1", {"lam": lam}) for lam in (1.0, 0.8, 0.5, 0.0)}
@@ -33,14 +33,27 @@ class FixedLambdaTest(Experiment):
     arms = (STANDARD, V1, *FIXED.values())
     conditions = tuple(dict.fromkeys((*CONDITIONS, *AT_STRESS.values())))
     predictions = (
-        contest("cancelling", V1, FIXED[0.0], "more", "no subtraction, no denoising", primary=True),
+        contest(
+            "cancelling",
+            V1,
+            FIXED[0.0],
+            "more",
+            "no subtraction, no denoising",
+            primary=True,
+            in_noise=True,
+        ),
         Prediction(
             "cancelling",
             GROWTH,
             "more",
             SIZE,
             "more noise, more to cancel",
-            gates=(learned(FIXED[1.0].name), learned(FIXED[0.0].name), room(LOSS, SIZE)),
+            gates=(
+                learned(FIXED[1.0].name),
+                learned(FIXED[0.0].name),
+                room(LOSS, SIZE),
+                noise(STRESS.name),
+            ),
         ),
         contest(
             "unchaining",

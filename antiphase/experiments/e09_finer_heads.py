@@ -14,7 +14,15 @@ class FinerHeadsTest(Experiment):
     version = 5
     arms = (STANDARD, V1, HALF_DIM)
     predictions = (
-        contest("cancelling", V1, HALF_DIM, "more", "heads alone subtract nothing", primary=True),
+        contest(
+            "cancelling",
+            V1,
+            HALF_DIM,
+            "more",
+            "heads alone remove no noise",
+            primary=True,
+            in_noise=True,
+        ),
         contest(
             "unchaining", V1, HALF_DIM, "more", "heads alone stay on the simplex", primary=True
         ),

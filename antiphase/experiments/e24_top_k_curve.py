@@ -40,6 +40,7 @@ class TopKCurveTest(Experiment):
             "more",
             "sparsity without subtraction keeps noise",
             primary=True,
+            in_noise=True,
         ),
     )
 

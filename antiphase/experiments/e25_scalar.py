@@ -25,6 +25,7 @@ class ScalarTest(Experiment):
             "more",
             "the subtraction removes noise, at any scale of the output",
             primary=True,
+            in_noise=True,
         ),
         contest(
             "unchaining",

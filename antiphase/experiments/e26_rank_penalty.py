@@ -52,9 +52,17 @@ class RankPenaltyTest(CheapNoiseTest):
             "more",
             "noise that is the same for all queries is not the noise of any of them",
             primary=True,
+            in_noise=True,
         ),
         _if_the_rank_falls(
-            contest("cancelling", V1, PENALISED, "more", "the noise has more patterns than that")
+            contest(
+                "cancelling",
+                V1,
+                PENALISED,
+                "more",
+                "the noise has more patterns than that",
+                in_noise=True,
+            )
         ),
     )
 

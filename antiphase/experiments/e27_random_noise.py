@@ -35,6 +35,7 @@ class RandomNoiseTest(Experiment):
                 "more",
                 "a random map has no noise in common to remove",
                 primary=True,
+                in_noise=True,
             ),
             contest(
                 "sparsity",

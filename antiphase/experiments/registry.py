@@ -238,6 +238,13 @@ _TESTS = (
         "antiphase.experiments.e27_random_noise:RandomNoiseTest",
         studies=(SYNTHETIC,),
     ),
+    RegisteredTest(
+        28,
+        "Sparsity, second look",
+        "Have V1's rows less entropy, and does noise cancel in the output of its heads?",
+        "antiphase.experiments.e28_output_noise:OutputNoiseTest",
+        studies=(SYNTHETIC,),
+    ),
 )
 
 EXPERIMENTS: dict[int, RegisteredTest] = {test.number: test for test in _TESTS}

@@ -134,6 +134,22 @@ def test_rejection_in_decibels_of_a_planted_row():
     assert bool(cancellation.rejection(only_sink, kept, truth()).isnan())
 
 
+def test_rejection_in_the_output_of_a_planted_row():
+    """Weights of both signs on the same value cancel in the sum, though their magnitudes do not."""
+    signal = row(0.1, 0.1, 0.1, 0.2, 0.2, 0.1, 0.1, 0, 0, 0.1)
+    kept = row(9, 0.11, 0.11, 0.1, 0.1, -0.09, -0.09, 0, 0, -9)  # I: 0.4 -> 0.04; R: 0.4 -> 0.2
+    same = torch.ones(1, 1, 10, 3)
+    found = cancellation.output_rejection(signal, kept, same, truth())
+    assert float(found) == pytest.approx(20 * math.log10(0.5 / 0.1))
+    assert float(cancellation.rejection(signal, kept, truth())) < 0
+    apart = torch.eye(10)[None, None]
+    found = cancellation.output_rejection(signal, kept, apart, truth())
+    norms = math.hypot(0.11, 0.11, 0.09, 0.09) / 0.2
+    assert float(found) == pytest.approx(20 * math.log10(0.5 / norms))
+    only_sink = row(1, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    assert bool(cancellation.output_rejection(only_sink, kept, same, truth()).isnan())
+
+
 def test_the_optimal_weight_does_not_look_at_the_query_or_the_sink():
     A1 = row(0.3, 0.04, 0.06, 0.2, 0.1, 0, 0, 0, 0, 0.3)
     A2 = row(0.1, 0.08, 0.12, 0.0, 0.0, 0, 0, 0, 0, 0.7)

@@ -183,9 +183,9 @@ def maps(world: World, model: TrainedModel, split: str, step: int | None) -> Map
             for kind, mass in zip(kinds, (min(0.5, 0.95 - noise), 0.02), strict=True)
         )
         names = ("signal", "difference", "noise", "lam")
-        layers.append(
-            LayerMaps(*(torch.where(where, getattr(one, n), getattr(other, n)) for n in names))
-        )
+        kept = LayerMaps(*(torch.where(where, getattr(one, n), getattr(other, n)) for n in names))
+        kept.values = torch.eye(T).expand(B, H, T, T)  # every token has a direction of its own
+        layers.append(kept)
     known = truth()
     return MapsOnTask(CapturedMaps(layers, known.rows, torch.empty(0)), known, torch.zeros(B, T))
 

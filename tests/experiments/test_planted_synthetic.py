@@ -162,3 +162,41 @@ def test_a_random_map_that_shares_the_noise_is_no_control(judged):
     assert "manipulation FAILED: corr(log A1, log A2) on I: random noise" in str(
         common[0].failed[0]
     )
+
+
+@pytest.mark.parametrize(
+    ("planted", "expected"),
+    [
+        ({"retrieving": "common"}, [S, S]),  # in the output; beyond another example's A2
+        ({"retrieving": "own"}, [R, R]),
+        ({"retrieving": "plain"}, [R, R]),
+        ({"elsewhere": "common"}, [R, R]),  # where heads do not retrieve, it does not count
+        ({"retrieving": "common", "noise": 0.02}, [I, I]),
+        ({"retrieving": "common", "learned": {"V1": 0.6}}, [I, I]),
+    ],
+)
+def test_noise_in_the_output_of_heads(planted, expected, judged):
+    assert found(judged(28, **planted), 1, 2) == expected
+
+
+@pytest.mark.parametrize(
+    ("planted", "verdict"),
+    [
+        ({"retrieving": "sharp"}, S),
+        ({}, R),
+        ({"elsewhere": "sharp"}, R),
+        ({"retrieving": "sharp", "noise": 0.02}, I),
+        ({"retrieving": "sharp", "learned": {"standard": 0.6}}, I),
+    ],
+)
+def test_entropy_of_the_maps(planted, verdict, judged):
+    assert found(judged(28, **planted), 0) == [verdict]
+
+
+@pytest.mark.parametrize("number", [2, 9, 24, 25, 26, 27])
+def test_without_attention_noise_cancelling_is_not_judged(number, monkeypatch):
+    result = measure(number, World(noise=0.02, full_rank=("V1",)), monkeypatch)
+    pairs = zip(result.predictions, result.judgements(), strict=True)
+    failed = {p.reading: [gate.gate.kind for gate in j.failed] for p, j in pairs}
+    assert "noise" in failed.pop("cancelling")
+    assert not any("noise" in kinds for kinds in failed.values())

