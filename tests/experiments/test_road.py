@@ -71,8 +71,10 @@ def test_results_survive_as_json_and_a_page_is_written(tmp_path):
     assert "| V2 | 0.995 [0.931, 1.000], 2 of 2 |" in text
     assert "| GRU | 0.300 [0.000, 1.000], 0 of 2 |" in text
     assert "| V2 | 0.01* |" in text
+    assert "queries 24, replacement True" in text
+    assert "| 16 | 800 | 1,638,400 |" in text
     write_road_page(tmp_path, tmp_path / "copy")
-    assert (tmp_path / "copy" / "README.md").read_text() == text
+    assert (tmp_path / "copy" / page.name).read_text() == text
     assert "Infinity" not in (tmp_path / RESULTS).read_text()
 
 
