@@ -64,8 +64,9 @@ def jobs() -> list[dict[str, Any]]:
     grid, few = tuple(STARTS)[:7], ("published", NARROW, DEFAULT)
     places = [
         ("needle", "nano", MECHANISMS, tuple(STARTS), (900,)),
+        ("needle", "micro", MECHANISMS, ("published", DEFAULT), (900,)),
         ("language", "nano", MECHANISMS, ("published", DEFAULT), (900,)),
-        ("language", "mini", ("standard", "diff_v2"), ("published", DEFAULT), (900,)),
+        ("language", "mini", MECHANISMS, ("published", DEFAULT), (900,)),
         ("language", "micro", ("standard", "diff_v2"), grid, (900,)),
         ("language", "micro", ("diff_v1",), few, (900,)),
     ]

@@ -94,7 +94,7 @@ def noise_over_signal(model: TrainedModel) -> Numbers:
 class AgreementTest(Experiment):
     """Agreement of the maps of retrieval heads on I against R, beside two nulls."""
 
-    version = 5
+    version = 6
     arms = (STANDARD, V1, V2)
     predictions = (
         Prediction(
@@ -169,14 +169,14 @@ class AgreementTest(Experiment):
             ),
             _by_layer(models),
         ]
-        metric = correlation_over_sequences
+        lines = [(arm, place, *columns[place]) for arm in pairs for place in ("on I", "on R")]
+        lines += [(V1, place, kind, null) for place, (kind, null) in columns.items() if null]
         series = {
-            f"{arm.name} on {'I' if kind == 'irrelevant' else 'R'}": [
-                (step, seed_interval(models.values(arm, _at(kind, metric, step))))
+            f"{arm.name} {place}": [
+                (step, seed_interval(models.values(arm, _over_training(kind, null, step))))
                 for step in models.milestones(arm)
             ]
-            for arm in pairs
-            for kind in ("irrelevant", "relevant")
+            for arm, place, kind, null in lines
         }
         chart = Chart(
             "Correlation of log A1 and log A2 over training", "step", "correlation", series
@@ -184,8 +184,9 @@ class AgreementTest(Experiment):
         return Measurement(effects, tables, [chart])
 
 
-def _at(kind: str, metric: Metric, step: int) -> Measure:
-    return partial(agreement, kind=kind, metric=metric, step=step)
+def _over_training(kind: str, null: str, step: int) -> Measure:
+    metric = correlation_over_sequences
+    return partial(agreement, kind=kind, metric=metric, null=null, step=step)
 
 
 def _by_layer(models: TrainedModels) -> Table:

@@ -48,6 +48,8 @@ BETTER, WORSE = 0.85, 0.55  # than 0.7, which all arms have by default
         (8, {"V1": BETTER, "standard + head norm": BETTER}, {"cancelling": R, "unchaining": R}),
         (8, {"V1": BETTER}, {"cancelling": S, "unchaining": R}),  # 0.075 on average
         (8, {"V1": BETTER, "V1 without head norm": WORSE}, {"cancelling": R, "unchaining": R}),
+        (8, {"standard": 0.95}, {"cancelling": I, "unchaining": I}),  # no room
+        (8, {"standard + head norm": 0.95}, {"cancelling": I, "unchaining": R}),
         (12, {"gated": BETTER}, {"unchaining": S, "cancelling": R}),
         (12, {}, {"unchaining": S, "cancelling": R}),
         (12, {"gated": WORSE}, {"unchaining": R, "cancelling": S}),
@@ -159,6 +161,15 @@ def test_agreement(retrieving, elsewhere, expected, measured):
     by_layer = {row[0]: row[1:3] for row in result.tables[1].rows}
     assert by_layer["V1, layer 0"] == ["0 of 8", "no retrieval heads"]
     assert by_layer["V1, layer 1"][0] == "8 of 8"
+
+
+@pytest.mark.parametrize(("before", "common"), [("common", True), ("own", False)])
+def test_agreement_over_training_has_its_nulls(before, common, measured):
+    lines = measured(1, World(before=before)).figures[0].series
+    assert [*lines][:4] == ["V1 on I", "V1 on R", "V2 on I", "V2 on R"]
+    first = {name: points[0][1].mean for name, points in lines.items()}
+    for null in ("A2 of another head", "A2 of another example"):
+        assert (first["V1 on I"] - first[f"V1 on I, {null}"] > 0.1) == common
 
 
 @pytest.mark.parametrize(
