@@ -73,7 +73,7 @@ def arm_recipe(shared: Recipe, arm: Arm, settings: Settings) -> Recipe:
     """
     model = {**shared.model, "branch_scale": settings.branch_scale, **arm.changes.get("model", {})}
     if model.get("initialisation") == "published":
-        del model["branch_scale"]  # it has none
+        model = {k: v for k, v in model.items() if k not in ("branch_scale", "query_key_std")}
     return shared.changed(
         **{
             "attention": arm.attention,

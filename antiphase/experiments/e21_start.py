@@ -1,4 +1,9 @@
-"""Test 21: what the published initialisation costs each mechanism, on text."""
+"""Test 21: how the loss of each mechanism on text depends on the start.
+
+The recipes of the ladder start W_Q and W_K at 0.02 and scale W_O down. Beside that stand the
+published start (N(0, 0.02) everywhere, head-norm gains of 1) and the default of the package
+(attention logits of unit variance).
+"""
 
 from antiphase.experiments.arms import STANDARD, V1, V2, Arm
 from antiphase.experiments.e20_ladder import LOSS, loss_table
@@ -7,36 +12,35 @@ from antiphase.experiments.text_measurements import held_out_loss
 from antiphase.experiments.trained_models import TrainedModels
 from antiphase.experiments.verdicts import Effect
 
-PUBLISHED = {
-    arm.name: Arm(
-        f"{arm.name}, published start",
-        arm.attention,
-        changes={"model": {"initialisation": "published"}},
-    )
-    for arm in (STANDARD, V1, V2)
+ARMS = (STANDARD, V1, V2)
+STARTS = {
+    "published start": {"initialisation": "published"},
+    "default start": {"query_key_std": None},
 }
 
 
-class StartTest(Experiment):
-    """The loss under the published start, minus that under the default one."""
+def started(arm: Arm, start: str) -> Arm:
+    """Return an arm with another start, one of STARTS."""
+    return Arm(f"{arm.name}, {start}", arm.attention, changes={"model": STARTS[start]})
 
-    arms = (STANDARD, V1, V2, *PUBLISHED.values())
+
+class StartTest(Experiment):
+    """The loss under other starts minus that under the recipe's, and mechanisms within a start."""
+
+    arms = (*ARMS, *(started(arm, start) for start in STARTS for arm in ARMS))
     predictions = ()
 
     def measure(self, models: TrainedModels) -> Measurement:
-        """Measure the losses of both starts."""
-        effects = {
-            Effect(LOSS, published.name, versus=arm.name): models.gain(
-                published, arm, held_out_loss
-            )
-            for arm, published in zip((STANDARD, V1, V2), PUBLISHED.values(), strict=True)
-        }
-        effects |= {
-            Effect(LOSS, PUBLISHED[STANDARD.name].name, versus=PUBLISHED[arm.name].name): (
-                models.gain(PUBLISHED[STANDARD.name], PUBLISHED[arm.name], held_out_loss)
-            )
-            for arm in (V1, V2)
-        }
+        """Measure the losses of all starts."""
+        effects = {}
+        for start in STARTS:
+            standard = started(STANDARD, start)
+            for arm in ARMS:
+                other = started(arm, start)
+                pairs = [(other, arm), *([(standard, other)] if arm != STANDARD else [])]
+                for one, versus in pairs:
+                    key = Effect(LOSS, one.name, versus=versus.name)
+                    effects[key] = models.gain(one, versus, held_out_loss)
         losses = {arm.name: models.values(arm, held_out_loss) for arm in self.arms}
         chart = bar_chart("Held-out loss", "nats per token", {"": losses})
         return Measurement(effects, [loss_table(models, self.arms)], [chart])

@@ -191,8 +191,8 @@ _TESTS = (
     ),
     RegisteredTest(
         21,
-        "Published start",
-        "What does the published initialisation cost each mechanism?",
+        "Starts",
+        "How does the loss of each mechanism depend on its initialisation?",
         "antiphase.experiments.e21_start:StartTest",
         studies=(LADDER_NANO,),
     ),

@@ -78,6 +78,8 @@ class AntiphaseConfig(PreTrainedConfig):
             "published": N(0, initializer_range) everywhere and head-norm gains of 1, as in the
             public code. Loaded weights are not touched.
         branch_scale: factor of that small scale.
+        query_key_std: standard deviation of the scaled W_Q and W_K; None for that of logits with
+            unit variance. On text, 0.02 was as good or better in narrow models.
         tie_word_embeddings: whether the head shares the embedding's weights.
         scale_embedding: multiply embedded tokens by sqrt(D), as in 2017; not `inputs_embeds`.
         use_cache: whether the model returns a KV cache by default.
@@ -139,6 +141,7 @@ class AntiphaseConfig(PreTrainedConfig):
         initializer_range: float = 0.02,
         initialisation: str = "scaled",
         branch_scale: float = 1.0,
+        query_key_std: float | None = None,
         tie_word_embeddings: bool = False,
         scale_embedding: bool = False,
         use_cache: bool = True,
@@ -175,6 +178,7 @@ class AntiphaseConfig(PreTrainedConfig):
         self.initializer_range = initializer_range
         self.initialisation = initialisation
         self.branch_scale = branch_scale
+        self.query_key_std = query_key_std
         self.tie_word_embeddings = tie_word_embeddings
         self.scale_embedding = scale_embedding
         self.use_cache = use_cache and is_causal  # a bidirectional model has none

@@ -44,11 +44,16 @@ def check_sizes(config: Any) -> None:
         )
     if not 0 < config.branch_scale < math.inf:
         raise ValueError(f"branch_scale: got {config.branch_scale}, expected a number above 0")
-    if config.initialisation == "published" and config.branch_scale != 1:
-        raise ValueError(
-            f"branch_scale: got {config.branch_scale}, but the published initialisation has no "
-            "branch scale; use initialisation='scaled' or leave branch_scale out"
-        )
+    std = config.query_key_std
+    if std is not None and not 0 < std < math.inf:
+        raise ValueError(f"query_key_std: got {std}, expected a number above 0, or None")
+    if config.initialisation == "published":
+        for name, usual in (("branch_scale", 1), ("query_key_std", None)):
+            if (value := getattr(config, name)) != usual:
+                raise ValueError(
+                    f"{name}: got {value}, but the published initialisation has none; use "
+                    f"initialisation='scaled' or leave {name} out"
+                )
 
 
 def check_masking(config: Any) -> None:

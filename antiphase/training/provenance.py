@@ -18,7 +18,7 @@ from antiphase.tasks import Language
 from antiphase.training.checkpoints import read_json, write_atomic
 from antiphase.training.recipe import Recipe
 
-_START_FIELDS = ("initialisation", "branch_scale")  # how a new model starts
+_START_FIELDS = ("initialisation", "branch_scale", "query_key_std")  # how a new model starts
 ENVIRONMENT, CORPUS, START = "environment.json", "text.json", "start.json"
 
 
@@ -89,8 +89,9 @@ def continue_model(checkpoint: Path, recipe: Recipe, config: AntiphaseConfig) ->
     Args:
         checkpoint: folder to resume from.
         recipe: of the run.
-        config: of the recipe's model. Its `initialisation` and `branch_scale` become those of the
-            checkpoint: runs older than these fields have other values than today's defaults.
+        config: of the recipe's model. Its `initialisation`, `branch_scale` and `query_key_std`
+            become those of the checkpoint: runs older than these fields have other values than
+            today's defaults.
 
     Raises:
         ValueError: the checkpoint belongs to a model of another configuration.

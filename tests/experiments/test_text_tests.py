@@ -11,7 +11,7 @@ from rich.console import Console
 from antiphase.experiments import text_measurements
 from antiphase.experiments.arms import STANDARD, V1, V2, Settings, TrainingRun, arm_recipe
 from antiphase.experiments.e20_ladder import loss_gain, recall_gain
-from antiphase.experiments.e21_start import PUBLISHED
+from antiphase.experiments.e21_start import started
 from antiphase.experiments.e22_head_count import PAIRS
 from antiphase.experiments.plans import LADDER_MICRO, LADDER_NANO, Plan
 from antiphase.experiments.records import Records
@@ -76,11 +76,11 @@ def test_a_study_continues_on_another_machine_from_records(study, plan, tmp_path
     _, said = run_small(replace(plan, seeds=plan.seeds[:1]), tmp_path / "first", records)
     assert "finished runs taken" not in said
     lines = records.read_text().splitlines()
-    assert len(lines) == 8
+    assert len(lines) == 11
     assert max(map(len, lines)) < 20_000
     found, said = run_small(plan, tmp_path / "second", records)
-    assert "8 finished runs taken from" in said
-    assert "16 runs, 8 of them to train" in said
+    assert "11 finished runs taken from" in said
+    assert "22 runs, 11 of them to train" in said
     assert not [*(tmp_path / "second").glob("trained/*-0-*/model/*.safetensors")]
     undisturbed, _ = study
     assert found.results == undisturbed.results
@@ -88,9 +88,9 @@ def test_a_study_continues_on_another_machine_from_records(study, plan, tmp_path
     write_report(found, tmp_path / "second")
     assert save_study_page(tmp_path / "second") is None  # it has no weights of the first seed
     # and nothing is recorded twice
-    assert len(records.read_text().splitlines()) == 16
+    assert len(records.read_text().splitlines()) == 22
     run_small(plan, tmp_path / "second", records)
-    assert len(records.read_text().splitlines()) == 16
+    assert len(records.read_text().splitlines()) == 22
 
 
 def test_a_model_without_weights_says_so(study, plan, tmp_path):
@@ -164,10 +164,12 @@ def test_gains_are_differences_of_the_losses_in_the_table(study):
 
 def test_arms_differ_in_what_their_names_say():
     settings = Settings(1e-3, 2.0)
-    published = arm_recipe(LADDER_NANO.recipe, PUBLISHED["V1"], settings)
+    published = arm_recipe(LADDER_NANO.recipe, started(V1, "published start"), settings)
     assert published.model == {"initialisation": "published"}
-    default = arm_recipe(LADDER_NANO.recipe, V1, settings)
-    assert default.model == {"branch_scale": 2.0}
+    narrow = arm_recipe(LADDER_NANO.recipe, V1, settings)
+    assert narrow.model == {"query_key_std": 0.02, "branch_scale": 2.0}
+    default = arm_recipe(LADDER_NANO.recipe, started(V1, "default start"), settings)
+    assert default.model == {"query_key_std": None, "branch_scale": 2.0}
     for heads, (v1, standard) in PAIRS.items():
         for arm in (v1, standard):
             recipe = arm_recipe(LADDER_MICRO.recipe, arm, settings)
@@ -177,8 +179,9 @@ def test_arms_differ_in_what_their_names_say():
 
 def test_published_arms_are_tuned_once_per_rate():
     """The published start has no branch scale, so all scales of the grid are the same run."""
+    arm = started(V2, "published start")
     keys = {
-        TrainingRun(arm_recipe(LADDER_NANO.recipe, PUBLISHED["V2"], Settings(1e-3, scale))).key
+        TrainingRun(arm_recipe(LADDER_NANO.recipe, arm, Settings(1e-3, scale))).key
         for scale in (0.5, 1.0, 2.0)
     }
     assert len(keys) == 1

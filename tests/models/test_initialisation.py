@@ -14,7 +14,7 @@ from antiphase.models import (
     AntiphaseForSequenceClassification,
     preset,
 )
-from antiphase.models.initialisation import normed_rms, output_std
+from antiphase.models.initialisation import QUERIES_AND_KEYS, normed_rms, output_std
 from tests.attention.cases import NAMES
 from tests.models.tiny import VOCABULARY, config, model, token_ids
 
@@ -160,6 +160,17 @@ def test_the_branch_scale_multiplies_the_output_projection_and_nothing_else(name
 
 
 @each
+def test_query_key_std_is_that_of_queries_and_keys_and_nothing_else(name):
+    one, two = (model(name, query_key_std=std).state_dict() for std in (0.02, 0.03))
+    for n in one:
+        part = n.split(".")[-2]
+        factor = 1.5 if part in QUERIES_AND_KEYS and n.endswith("weight") else 1
+        torch.testing.assert_close(two[n], one[n] * factor, msg=n)
+        if factor != 1:
+            assert one[n].std().item() == pytest.approx(0.02, rel=0.1)
+
+
+@each
 @pytest.mark.parametrize("initialisation", ["scaled", "published"])
 def test_a_seed_determines_the_weights(name, initialisation):
     one, two = (model(name, initialisation=initialisation).state_dict() for _ in range(2))
@@ -186,6 +197,12 @@ def test_weights_that_a_model_has_are_not_initialised_again():
         (
             {"branch_scale": 2.0, "initialisation": "published"},
             "branch_scale: got 2.0, but the published .* use initialisation='scaled' or leave",
+        ),
+        ({"query_key_std": 0.0}, "query_key_std: got 0.0, expected a number above 0, or None"),
+        ({"query_key_std": float("nan")}, "query_key_std: got nan, expected a number above 0"),
+        (
+            {"query_key_std": 0.02, "initialisation": "published"},
+            "query_key_std: got 0.02, but the published .* or leave query_key_std out",
         ),
         (
             {"initialisation": "publishd"},
@@ -234,14 +251,15 @@ def test_a_loaded_config_can_be_changed_to_the_scaled_start(tmp_path):
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"branch_scale": 0.5}, {"initialisation": "published"}],
-    ids=["default", "scale", "published"],
+    [{}, {"branch_scale": 0.5}, {"query_key_std": 0.02}, {"initialisation": "published"}],
+    ids=["default", "scale", "queries and keys", "published"],
 )
 def test_saving_keeps_the_fields_and_the_weights(fields, tmp_path):
     net = model("diff_v1", **fields)
     net.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    for name, default in (("initialisation", "scaled"), ("branch_scale", 1.0)):
+    defaults = {"initialisation": "scaled", "branch_scale": 1.0, "query_key_std": None}
+    for name, default in defaults.items():
         assert json.loads((tmp_path / "config.json").read_text())[name] == fields.get(name, default)
         assert getattr(loaded.config, name) == fields.get(name, default)
     found = loaded.state_dict()
