@@ -5,6 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from antiphase.models import AntiphaseForCausalLM, preset
+from antiphase.models.cost_table import MECHANISM_COLUMNS, mechanism_rows
 from antiphase.models.summary import parameter_table, summarise
 from tests.attention.cases import NAMES
 from tests.models.tiny import config, model, token_ids
@@ -71,3 +72,18 @@ def test_costs_without_keys_are_counted_after_one_token_and_hold_for_all_lengths
     assert lengths == [1, 1]  # prefill and decoding: a recurrence would take long for 30
     assert summary.flops == counter.get_total_flops()
     assert summary.state_bytes == sum(layer.recurrent_states[0].nbytes for layer in cache.layers)
+
+
+def test_the_table_of_mechanisms_has_the_state_of_recurrent_ones():
+    found = {
+        name: summarise(preset("mini", name), 8, torch.bfloat16)
+        for name in ("standard", "linear", "delta", "gru", "lstm")
+    }
+    rows = [dict(zip(MECHANISM_COLUMNS, row, strict=True)) for row in mechanism_rows(found)]
+    shown = {row["mechanism"]: (row["cache"], row["state"]) for row in rows}
+    assert shown["standard"] == ("9,216", "0")
+    assert shown["linear"] == ("0", "304k")
+    assert shown["delta"] == ("0", "295k")
+    assert shown["gru"] == ("0", "5.95k")  # as on docs/choose-a-mechanism.md
+    assert shown["lstm"] == ("0", "9.98k")
+    assert shown["diff_v1"] == ("-", "-")  # does not fit
