@@ -408,6 +408,19 @@ def test_bad_configurations_raise():
     assert config().encoder_config().is_causal is False
 
 
+def test_a_default_that_cannot_have_a_role_is_named_as_one():
+    for name, fields, message in (
+        ("dint", {}, r"cross_attention: not given, .* decoder's 'dint', .* set cross_attention to"),
+        ("gru", {}, r"encoder_attention: not given, .* decoder's 'gru', .* set encoder_attention"),
+        ("gru", {"encoder_attention": "sink"}, r"cross_attention: not given, .* 'gru', .* set "),
+        ("dint", {"cross_attention": "dint"}, r"cross_attention: got 'dint', .*; allowed are "),
+    ):
+        with pytest.raises(ValueError, match=message):
+            transformer_2017("nano", name, **fields)
+    cfg = transformer_2017("nano", "dint", cross_attention="diff_v1")
+    assert (cfg.encoder_attention, cfg.cross_attention) == ("dint", "diff_v1")
+
+
 def test_the_default_options_of_a_role_are_those_of_the_same_mechanism():
     cfg = config("top_k", attention_options={"k": 3}, cross_attention="standard")
     assert cfg.encoder_attention_options == {"k": 3}
