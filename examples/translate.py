@@ -1,10 +1,11 @@
-"""The Transformer of 2017, with any mechanism, translates a small synthetic language.
+"""The Transformer of 2017, with another mechanism, translates a small synthetic language.
 
     python examples/translate.py --attention diff_v2
 
 A sentence is translated word by word with a fixed dictionary, and its order is reversed: the
 decoder has to find each word in the encoder's output. Training is by transformers' Seq2SeqTrainer,
-translations are by beam search.
+translations are by beam search. Encoder, decoder and cross-attention have the same mechanism here:
+any except `dint`, `delta`, `gru` and `lstm`, which cannot be cross-attention.
 """
 
 import argparse

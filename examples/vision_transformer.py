@@ -19,7 +19,7 @@ class Block(nn.Module):
 
     def __init__(self, attention: str, width: int, heads: int, layer: int) -> None:
         super().__init__()
-        attention_class = mechanism(attention)  # any of the mechanisms, by name
+        attention_class = mechanism(attention)  # any that attends in both directions, by name
         self.attention = nn.Sequential(
             nn.LayerNorm(width), attention_class(width, heads, layer=layer)
         )

@@ -32,8 +32,10 @@ def check_ranges(head_dim: int, layer: int, eps: float, rope_theta: float | None
         raise ValueError(f"head_dim: got {head_dim}, expected at least 1")
     if layer < 0:
         raise ValueError(f"layer: got {layer}, expected 0 for the first")
-    if eps <= 0 or (rope_theta is not None and rope_theta <= 0):
-        raise ValueError(f"eps, rope_theta: got {eps}, {rope_theta}, expected numbers above 0")
+    if not 0 < eps < math.inf or (rope_theta is not None and not 0 < rope_theta < math.inf):
+        raise ValueError(
+            f"eps, rope_theta: got {eps}, {rope_theta}, expected finite numbers above 0"
+        )
 
 
 def check_masking(

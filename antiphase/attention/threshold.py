@@ -9,6 +9,7 @@ place of the norm. Most weights are exactly zero, and a row may have none at all
 heads of width 32 or more. The maps are materialised: memory grows with T^2.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -38,10 +39,10 @@ class ThresholdOptions:
     head_norm: Literal["rms", "scalar", "none"] = "rms"
 
     def __post_init__(self) -> None:
-        if not (self.beta >= 0 and self.power >= 1):
+        if not (0 <= self.beta < math.inf and 1 <= self.power < math.inf):
             raise ValueError(
-                f"beta, power: got {self.beta}, {self.power}, expected beta of at least 0 and "
-                "power of at least 1"
+                f"beta, power: got {self.beta}, {self.power}, expected finite numbers, beta of at "
+                "least 0 and power of at least 1"
             )
 
 

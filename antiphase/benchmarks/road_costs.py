@@ -13,7 +13,7 @@ from antiphase.models import AntiphaseConfig, AntiphaseForCausalLM
 from antiphase.models.summary import summarise
 from antiphase.training import Recipe
 from antiphase.training.components import dataset, model_config
-from antiphase.training.plan import saved_bytes
+from antiphase.training.plan import forward_bytes
 
 LENGTHS = (64, 256, 1024, 2048)
 ROUNDS = 5
@@ -32,8 +32,9 @@ def road_costs(
         rounds: number of measured rounds.
 
     Returns:
-        One entry per mixer and length. Memory is counted, not measured: it does not depend on the
-        machine.
+        One entry per mixer and length. Training memory is what autograd saves in a forward pass, of
+        which some depends on the machine's kernels: a fused LSTM has a workspace. Decoding memory
+        is counted from the configuration.
     """
     recipe = next(iter(TASKS.values()))
     configs = {arm.name: _config(recipe, arm, max(lengths)) for arm in arms}
@@ -53,29 +54,26 @@ def _config(recipe: Recipe, arm: Arm, length: int) -> AntiphaseConfig:
 
 
 def _at_length(configs: dict[str, AntiphaseConfig], length: int, rounds: int) -> list[RoadCost]:
-    works = {name: _step(config, length) for name, config in configs.items()}
-    samples = timing.interleave(works, rounds)
+    models = {name: AntiphaseForCausalLM(config) for name, config in configs.items()}
+    ids = torch.randint(next(iter(configs.values())).vocab_size, (1, length))
+    samples = timing.interleave({name: _step(m, ids) for name, m in models.items()}, rounds)
     found = []
     for name, config in configs.items():
         seconds = statistics.median(sample.cpu for sample in samples[name])
-        block, rest = saved_bytes(config, length)
         cost = summarise(config, length, torch.float32)
         found.append(
             RoadCost(
                 name,
                 length,
                 length / seconds,
-                config.num_hidden_layers * block + rest,
+                forward_bytes(models[name], ids),
                 cost.cache_bytes * length + cost.state_bytes,
             )
         )
     return found
 
 
-def _step(config: AntiphaseConfig, length: int) -> timing.Work:
-    model = AntiphaseForCausalLM(config)
-    ids = torch.randint(config.vocab_size, (1, length))
-
+def _step(model: AntiphaseForCausalLM, ids: torch.Tensor) -> timing.Work:
     def work() -> None:
         model(ids, labels=ids, use_cache=False).loss.backward()
 

@@ -47,8 +47,9 @@ def show(
         output.rows(
             cost_table.MECHANISM_COLUMNS,
             cost_table.mechanism_rows(found),
-            title=f"every mechanism, match={config.match}; cache in {dtype}, FLOPs per token at "
-            f"{context:,}; more: parameters relative to standard",
+            title=f"every mechanism, match={config.match}; more: parameters relative to standard; "
+            f"cache: bytes per token in {dtype}; state: bytes per sequence in fp32; "
+            f"FLOPs per token at {context:,}",
             emphasis=config.attention,
         )
         for name, reason in unfit.items():

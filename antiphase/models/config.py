@@ -3,6 +3,8 @@
 import inspect
 import shutil
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -215,7 +217,28 @@ class AntiphaseConfig(PreTrainedConfig):
         self.base_model_tp_plan: dict[str, str] | None
         self.base_model_tp_plan = _tensor_parallel_plan(attention, feed_forward)
         _ = self.feed_forward_width  # raises for sizes that do not fit, before a model is built
-        super().__init__(**kwargs)
+        with self._even_head_dim():
+            super().__init__(**kwargs)
+
+    def validate(self) -> None:
+        """Check the fields that transformers checks; it calls this before a file is written."""
+        with self._even_head_dim():
+            super().validate()
+
+    @contextmanager
+    def _even_head_dim(self) -> Iterator[None]:
+        """Round `head_dim` down to an even width.
+
+        transformers raises for an odd one even if no such head is rotated: without RoPE, in a
+        recurrence, in a latent with rotary keys of their own. `attention_layer` checks those that
+        are.
+        """
+        width = self.head_dim
+        self.head_dim = width // 2 * 2
+        try:
+            yield
+        finally:
+            self.head_dim = width
 
     @classmethod
     def own_fields(cls) -> list[str]:
@@ -283,7 +306,10 @@ class AntiphaseConfig(PreTrainedConfig):
         Args:
             layer: index of the block, from 0.
         """
-        return self._layer_of(self.attention, self.attention_options, layer)
+        module = self._layer_of(self.attention, self.attention_options, layer)
+        if self.position == "rope":
+            module.check_rotary_widths("position='none'")
+        return module
 
     def cross_attention_layer(self, layer: int) -> Attention | None:
         """Return a new cross-attention layer; None where a block has none.
@@ -303,7 +329,7 @@ class AntiphaseConfig(PreTrainedConfig):
         return FULL if types is None else str(types[layer])
 
     def _layer_of(self, name: str, options: dict[str, Any], layer: int) -> Attention:
-        module = mechanism(name)(
+        return mechanism(name)(
             self.hidden_size,
             self.num_attention_heads,
             self.num_key_value_heads,
@@ -316,9 +342,6 @@ class AntiphaseConfig(PreTrainedConfig):
             softcap=self.attn_logit_softcapping,
             **options,
         )
-        if self.position == "rope":
-            module.check_rotary_widths("position='none'")
-        return module
 
     def _layer_types(self, given: list[str] | None) -> list[str] | None:
         """Return the types of the layers, None if all have full attention and no state."""

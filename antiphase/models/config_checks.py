@@ -94,37 +94,39 @@ def check_masking(config: Any) -> None:
         )
 
 
-def check_bidirectional(field: str, name: str) -> None:
+def check_bidirectional(field: str, name: str, default: bool = False) -> None:
     """Raise for a mechanism that cannot attend to later tokens.
 
     Args:
         field: of the configuration, for the error.
         name: of the mechanism.
+        default: whether it was not given, but is that of the decoder.
     """
     if not can_be_bidirectional(mechanism(name)):
         raise ValueError(
-            f"{field}: got {name!r}, which reads tokens in their order, but a bidirectional "
-            f"encoder has none; allowed are {_allowed(can_be_bidirectional)}"
+            f"{field}: {_got(name, default)}, which reads tokens in their order, but a "
+            f"bidirectional encoder has none; {_set(field, can_be_bidirectional, default)}"
         )
 
 
-def check_cross(field: str, name: str) -> None:
+def check_cross(field: str, name: str, default: bool = False) -> None:
     """Raise for a mechanism that cannot be a decoder's cross-attention.
 
     Args:
         field: of the configuration, for the error.
         name: of the mechanism.
+        default: whether it was not given, but is that of the decoder.
     """
     kind = mechanism(name)
     if kind.causal_only:
         raise ValueError(
-            f"{field}: got {name!r}, which reads tokens in their order and has no context; allowed "
-            f"are {_allowed(can_be_cross)}"
+            f"{field}: {_got(name, default)}, which reads tokens in their order and has no "
+            f"context; {_set(field, can_be_cross, default)}"
         )
     if not kind.row_by_row:
         raise ValueError(
-            f"{field}: got {name!r}, where a row of the map depends on other queries, in a decoder "
-            f"on those of later tokens; allowed are {_allowed(can_be_cross)}"
+            f"{field}: {_got(name, default)}, where a row of the map depends on other queries, in "
+            f"a decoder on those of later tokens; {_set(field, can_be_cross, default)}"
         )
 
 
@@ -141,5 +143,10 @@ def can_be_cross(kind: type[Attention]) -> bool:
     return not kind.causal_only and kind.row_by_row
 
 
-def _allowed(fits: Callable[[type[Attention]], bool]) -> str:
-    return ", ".join(name for name, kind in MECHANISMS.items() if fits(kind))
+def _got(name: str, default: bool) -> str:
+    return f"not given, and by default the decoder's {name!r}" if default else f"got {name!r}"
+
+
+def _set(field: str, fits: Callable[[type[Attention]], bool], default: bool) -> str:
+    allowed = ", ".join(name for name, kind in MECHANISMS.items() if fits(kind))
+    return f"set {field} to one of {allowed}" if default else f"allowed are {allowed}"

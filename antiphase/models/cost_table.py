@@ -1,7 +1,5 @@
 """What a model costs, as rows of a table: its shape, its parameters, and every mechanism in it."""
 
-from typing import Any
-
 import torch
 
 from antiphase.attention import MECHANISMS
@@ -12,7 +10,16 @@ from antiphase.models.summary import Summary, summarise
 from antiphase.options import nearest
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-MECHANISM_COLUMNS = ["mechanism", "heads", "maps", "kv", "ffn", "params", "more", "cache", "FLOPs"]
+MECHANISM_COLUMNS = [  # numbers of heads share one, so that the table fits 80 characters
+    "mechanism",
+    "heads / maps / kv",
+    "ffn",
+    "params",
+    "more",
+    "cache",
+    "state",
+    "FLOPs",
+]
 
 
 def find_config(target: str, attention: str | None = None) -> AntiphaseConfig:
@@ -60,7 +67,7 @@ def shape_rows(
         width += f" (requested {config.intermediate_size:,}; match={config.match})"
     heads = ", ".join(f"{n} {what.replace('_', ' ')}" for what, n in summary.heads.items())
     tied = ", tied" if config.tie_word_embeddings else ""
-    state = f"{summary.state_bytes:,} bytes" if summary.state_bytes else "none"
+    state = f"{summary.state_bytes:,} bytes in fp32" if summary.state_bytes else "none"
     baseline = f"{config.num_attention_heads}, key/value {config.num_key_value_heads}"
     return [
         ("mechanism", config.attention),
@@ -101,7 +108,8 @@ def summarise_mechanisms(
 def mechanism_rows(found: dict[str, Summary]) -> list[list[str]]:
     """Return one row per mechanism, under `MECHANISM_COLUMNS`.
 
-    `more` is relative to standard attention. A mechanism that does not fit has dashes.
+    `more` is relative to standard attention, `cache` bytes per token, `state` bytes per sequence. A
+    mechanism that does not fit has dashes.
     """
     baseline = found["standard"].parameters["total"]
     return [
@@ -114,23 +122,22 @@ def mechanism_rows(found: dict[str, Summary]) -> list[list[str]]:
 
 def _mechanism_row(name: str, summary: Summary, baseline: int) -> list[str]:
     total, heads = summary.parameters["total"], summary.heads["heads"]
-    values: list[Any] = [
-        heads,
-        summary.heads.get("maps", heads),
-        summary.heads["kv_heads"],
-        f"{summary.feed_forward_width:,}",
+    return [
+        name,
+        f"{heads}/{summary.heads.get('maps', heads)}/{summary.heads['kv_heads']}",
+        str(summary.feed_forward_width),
         _short(total),
         f"{total / baseline - 1:+.2%}",
         f"{summary.cache_bytes:,}",
+        _short(summary.state_bytes, digits=3),
         _short(summary.flops),
     ]
-    return [name, *map(str, values)]
 
 
-def _short(n: float) -> str:
+def _short(n: float, digits: int = 4) -> str:
     """Return 12194688 as 12.19M."""
     for unit in ("", "k", "M", "G"):
         if n < 1000:
-            return f"{n:.4g}{unit}"
+            return f"{n:.{digits}g}{unit}"
         n /= 1000
-    return f"{n:.4g}T"
+    return f"{n:.{digits}g}T"

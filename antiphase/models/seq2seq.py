@@ -169,6 +169,8 @@ class AntiphaseSeq2SeqModel(AntiphaseSeq2SeqPreTrainedModel):
             context=encoder_context(encoded.last_hidden_state, attention_mask, cross),
             **collect,
         )
+        if past_key_values is not None:  # as transformers' models mark that the keys are written
+            past_key_values.is_updated = dict.fromkeys(range(config.num_hidden_layers), True)
         return Seq2SeqModelOutput(
             last_hidden_state=decoded.last_hidden_state,
             past_key_values=past_key_values,

@@ -88,8 +88,10 @@ class AntiphaseSeq2SeqConfig(AntiphaseConfig):
         self.cross_attention, self.cross_attention_options = or_decoders(
             cross_attention, cross_attention_options
         )
-        check_bidirectional("encoder_attention", self.encoder_attention)
-        check_cross("cross_attention", self.cross_attention)
+        check_bidirectional(
+            "encoder_attention", self.encoder_attention, default=encoder_attention is None
+        )
+        check_cross("cross_attention", self.cross_attention, default=cross_attention is None)
         start = pad_token_id if decoder_start_token_id is None else decoder_start_token_id
         self.decoder_start_token_id = start
         model_type = kwargs.pop("model_type", self.model_type)
@@ -161,7 +163,9 @@ def transformer_2017(
 
     Args:
         size: "nano", "base" or "big".
-        attention: mechanism of encoder, decoder and cross-attention.
+        attention: mechanism of the decoder; also of encoder and cross-attention, unless
+            `encoder_attention` and `cross_attention` name others. `delta`, `gru` and `lstm` need
+            both of them, `dint` the latter.
         **changes: any field of `AntiphaseSeq2SeqConfig`.
 
     Raises:

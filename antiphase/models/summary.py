@@ -19,7 +19,7 @@ class Summary:
     feed_forward_width: int
     parameters: dict[str, int]  # by part, and their total
     cache_bytes: int  # per token
-    state_bytes: int  # constant; of mechanisms with running noise
+    state_bytes: int  # of the running state of one sequence, in fp32; 0 without one
     flops: int  # of decoding one token at the context length
 
 
@@ -75,7 +75,10 @@ def _part(name: str) -> str:
 def _decode(model: AntiphaseForCausalLM, context: int) -> tuple[int, int]:
     """Return the FLOPs of decoding one token after `context`, and the running state's bytes."""
     model.set_attn_implementation("reference")  # matmuls that the FLOP counter sees
-    B = 2 if model.model.attention_layers[0].mixes_sequences else 1
+    layer = model.model.attention_layers[0]
+    if layer.cache_elements_per_token == 0:
+        context = 1  # costs do not depend on it, and recurrences run token by token on `meta`
+    B = 2 if layer.mixes_sequences else 1
     ids = torch.zeros(B, context, dtype=torch.long, device="meta")
     cache = model(ids, use_cache=True, logits_to_keep=1).past_key_values
     with FlopCounterMode(display=False) as counter:

@@ -203,7 +203,8 @@ def saved_bytes(
 
     Returns:
         Bytes of a block, and of all that is outside of the blocks. Attention is counted as the
-        fused kernels save it: queries, keys, values, output and one statistic per row.
+        fused kernels save it: queries, keys, values, output and one statistic per row. For `lstm`
+        it is a lower bound: the kernels of an LSTM save a workspace that fake tensors do not have.
     """
     count = 2 if config.attention_layer().mixes_sequences else 1
     one, two = (
@@ -221,6 +222,21 @@ def _saved(
         model = AntiphaseForCausalLM(AntiphaseConfig.from_dict(fields)).train()
     if bf16:
         model = model.to(torch.bfloat16)
+    with FakeTensorMode():
+        model._apply(lambda t: torch.empty(t.shape, dtype=t.dtype))  # from `meta` to fake ones
+        model.tie_weights()
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        return forward_bytes(model, torch.zeros(count, length, dtype=torch.long))
+
+
+def forward_bytes(model: AntiphaseForCausalLM, ids: torch.Tensor) -> int:
+    """Return the bytes that autograd saves in one forward pass, without weights and buffers.
+
+    Args:
+        model: on real or on fake tensors.
+        ids: tokens [B, T].
+    """
     held: dict[int, torch.UntypedStorage] = {}
 
     def save(tensor: torch.Tensor) -> torch.Tensor:
@@ -228,16 +244,10 @@ def _saved(
         held[storage._cdata] = storage
         return tensor
 
-    with FakeTensorMode():
-        model._apply(lambda t: torch.empty(t.shape, dtype=t.dtype))  # from `meta` to fake ones
-        model.tie_weights()
-        if checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        own = {p.untyped_storage()._cdata for p in (*model.parameters(), *model.buffers())}
-        ids = torch.zeros(count, length, dtype=torch.long)
-        with saved_tensors_hooks(save, lambda tensor: tensor):
-            model(ids, labels=ids, use_cache=False)
-        return sum(s.nbytes() for key, s in held.items() if key not in own)
+    own = {p.untyped_storage()._cdata for p in (*model.parameters(), *model.buffers())}
+    with saved_tensors_hooks(save, lambda tensor: tensor):
+        model(ids, labels=ids, use_cache=False)
+    return sum(s.nbytes() for key, s in held.items() if key not in own)
 
 
 def _memory(

@@ -1,7 +1,9 @@
 """Invalid shapes and options: the error says what was given, what is allowed, what to change."""
 
+import math
 import re
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -35,7 +37,8 @@ from antiphase.attention.registry import CLASSES
         (lambda: Standard(64, 8, half_dim="no"), "half_dim: got 'no', expected true or false"),
         (lambda: Standard(64, 8, head_dim=-4), "head_dim: got -4, expected at least 1"),
         (lambda: DiffV1(64, 8, layer=-1), "layer: got -1, expected 0 for the first"),
-        (lambda: DiffV1(64, 8, rope_theta=0.0), "expected numbers above 0"),
+        (lambda: DiffV1(64, 8, rope_theta=0.0), "expected finite numbers above 0"),
+        (lambda: DiffV1(64, 8, eps=float("nan")), "eps, rope_theta: got nan, None"),
         (lambda: Standard(64, 8, half_dim=True, head_dim=3), "width 3 cannot be halved"),
         (lambda: Standard(64, 8, head_norm="batch"), "head_norm: got 'batch', expected 'rms' or"),
         (lambda: Standard(64, 8, lam=0.5), "'standard' has no option 'lam'; its options are head"),
@@ -59,6 +62,21 @@ from antiphase.attention.registry import CLASSES
 def test_errors_say_what_to_change(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        (name, option)
+        for name, kind in MECHANISMS.items()
+        for option, hint in get_type_hints(kind.Options).items()
+        if float in (hint, *get_args(hint))
+    ],
+)
+def test_options_are_finite_before_the_first_forward_pass(name, option, value):
+    with pytest.raises(ValueError, match=rf"mechanism '{name}', .*\b{option}\b.*: got .*{value}"):
+        mechanism(name)(64, 8, **{option: value})
 
 
 def test_the_registry_has_every_mechanism_under_its_name():

@@ -128,6 +128,7 @@ def test_show_every_fits_80_columns():
     assert max(map(len, narrow.splitlines())) <= 80
     assert "412.3k" in narrow
     assert "…" not in narrow
+    assert narrow.count("│ grouped_latent ") == 1  # one table, not blocks of columns
 
 
 def test_without_a_terminal_tables_are_as_wide_as_they_need(capsys, monkeypatch):

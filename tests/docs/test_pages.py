@@ -11,9 +11,11 @@ import torch
 
 from antiphase.attention import MECHANISMS
 from antiphase.models import AntiphaseForCausalLM, preset
+from antiphase.models.config_checks import can_be_bidirectional, can_be_cross
 from tests.docs.pages import PAGES, ROOT, text
 
-RUN = ["docs/start.md", "docs/backends.md", *(p for p in PAGES if p.startswith("docs/guides/"))]
+RUN = ["docs/start.md", "docs/backends.md", "docs/encoder-decoder.md"]
+RUN += [page for page in PAGES if page.startswith("docs/guides/")]
 
 
 @pytest.mark.parametrize("page", RUN)
@@ -93,6 +95,21 @@ def test_the_table_of_mechanisms_states_what_the_code_does():
         assert window == ("no" if MECHANISMS[name].running_state else "yes"), name
         ratio = cached_values(name) / cached_values("standard")
         assert float(cache) == pytest.approx(ratio, abs=0.006), name
+
+
+def test_pages_name_the_mechanisms_that_cannot_have_a_role():
+    not_encoder = {n for n, kind in MECHANISMS.items() if not can_be_bidirectional(kind)}
+    not_cross = {n for n, kind in MECHANISMS.items() if not can_be_cross(kind)}
+    for page, row, expected in (
+        ("docs/encoder-decoder.md", r"encoder \| .* \| (.*)", not_encoder),
+        ("docs/encoder-decoder.md", r"cross-attention \| .* \| (.*)", not_cross),
+        ("docs/choose-a-mechanism.md", r"attention in both directions \| (.*?) \|", not_encoder),
+        ("docs/choose-a-mechanism.md", r"a decoder's cross-attention \| (.*?) \|", not_cross),
+        ("examples/README.md", r".*2017 Transformer (.*), trained", not_cross),
+        ("examples/README.md", r".*vision transformer (.*), trained", not_encoder),
+    ):
+        (found,) = re.findall(rf"^\| {row}", text(page), re.MULTILINE)
+        assert set(re.findall(r"`(\w+)`", found)) == expected, f"{page}: {row}"
 
 
 @functools.cache

@@ -118,6 +118,22 @@ def test_invalid_configs_say_what_to_change(fields, message):
         config(**{"name": "diff_v1", **fields})
 
 
+@pytest.mark.parametrize("match", ["parameters", "none"])
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_only_mechanisms_that_rotate_heads_need_even_widths(name, match, tmp_path):
+    fields = {"hidden_size": 40, "num_attention_heads": 8, "match": match}  # heads of width 5
+    if any(width % 2 for width in MECHANISMS[name](40, 8).rotary_widths):
+        with pytest.raises(ValueError, match=f"{name}: RoPE .* or position='none'"):
+            preset("nano", name, **fields)
+        fields["position"] = "none"  # what the error says
+    net = AntiphaseForCausalLM(preset("nano", name, **fields))
+    assert net.config.head_dim == 5
+    assert net(torch.ones(2, 6, dtype=torch.long)).logits.isfinite().all()
+    net.config.save_pretrained(tmp_path)
+    assert AntiphaseConfig.from_pretrained(tmp_path).head_dim == 5
+
+
 def test_an_unknown_preset_is_rejected():
     with pytest.raises(ValueError, match="preset: got 'huge', allowed are nano, micro"):
         preset("huge")

@@ -2,11 +2,15 @@
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import (
     AutoModel,
     AutoModelForSeq2SeqLM,
+    DataCollatorForSeq2Seq,
     DynamicCache,
     EncoderDecoderCache,
+    PreTrainedTokenizerFast,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
 )
@@ -24,6 +28,18 @@ from tests.models.tiny import left_padded, token_ids
 
 CLOSE = {"atol": 2e-5, "rtol": 1e-4}
 CROSS = [name for name in NAMES if can_be_cross(MECHANISMS[name])]
+PADDED = [
+    "standard",
+    "diff_v1",
+    "linear",
+    "fixed_noise",
+    "threshold",
+    "grouped_latent",
+    "dint",
+    "delta",
+    "gru",
+    "lstm",
+]
 INDEPENDENT = [name for name in CROSS if not small(name).mixes_sequences]
 
 
@@ -107,6 +123,7 @@ def test_cached_calls_give_the_logits_of_one_call(name):
     net.model.decoder.layers[0].cross_attn.register_forward_hook(
         lambda layer, given, out: calls.append(given[1].shape[1])
     )
+    assert not any(cache.is_updated.values())
     got = [
         net(
             attention_mask=mask,
@@ -120,6 +137,11 @@ def test_cached_calls_give_the_logits_of_one_call(name):
     assert calls == [11, 0, 0]  # keys and values of the encoder's output are computed once
     assert cache.get_seq_length() == 7
     assert cache.cross_attention_cache.get_seq_length() == 11
+    assert cache.is_updated == {0: True, 1: True}
+    cache.reset()
+    assert cache.is_updated == {0: False, 1: False}
+    again = net(source, mask, decoder_input_ids=target, past_key_values=cache).logits
+    torch.testing.assert_close(again, want, **CLOSE)
 
 
 @pytest.mark.parametrize("name", INDEPENDENT)
@@ -163,10 +185,13 @@ def test_greedy_generation_takes_the_most_probable_token():
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("make", [model, original], ids=["rope", "2017"])
-@pytest.mark.parametrize("name", ["standard", "diff_v1", "linear", "fixed_noise"])
+@pytest.mark.parametrize("name", PADDED)
 @torch.no_grad()
 def test_padding_of_both_sides_changes_no_logits(name, make, side):
-    net, (source, target) = make(name), pair()
+    others = {} if name in CROSS else {"encoder_attention": "diff_v1", "cross_attention": "linear"}
+    net, (source, target) = make(name, **others), pair()
+    if name == "threshold":  # its norm divides by small numbers, which rounding changes
+        net = net.double()
     sources, targets = [11, 6, 3], [7, 4, 2]
     padded, masks = {}, {}
     for key, ids, lengths in (("source", source, sources), ("target", target, targets)):
@@ -295,6 +320,55 @@ def test_the_trainer_trains_and_generates(tmp_path):
     )
 
 
+def test_label_smoothing_is_transformers_and_a_checkpoint_resumes(tmp_path):
+    source, target = token_ids(B=6, T=8), token_ids(B=6, T=5, seed=2)
+    rows = [
+        {"input_ids": source[i, : 8 - i].tolist(), "labels": target[i, : 5 - i % 3].tolist()}
+        for i in range(6)
+    ]
+    words = Tokenizer(WordLevel({str(n): n for n in range(61)}, unk_token="1"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0")
+
+    def trainer(folder, steps, **options):
+        net = model("diff_v2", num_hidden_layers=1)
+        arguments = Seq2SeqTrainingArguments(
+            str(tmp_path / folder),
+            max_steps=steps,
+            lr_scheduler_type="constant",
+            per_device_train_batch_size=3,
+            label_smoothing_factor=0.1,
+            logging_steps=1,
+            report_to="none",
+            use_cpu=True,
+            disable_tqdm=True,
+            **options,
+        )
+        collator = DataCollatorForSeq2Seq(tokenizer, net)
+        return Seq2SeqTrainer(net, arguments, train_dataset=rows, data_collator=collator)
+
+    first = trainer("run", 2, save_steps=2)
+    batch = first.data_collator([dict(row) for row in rows])
+    labels = batch["labels"]
+    assert (labels == -100).any()
+    assert torch.equal(
+        batch["decoder_input_ids"], first.model.prepare_decoder_input_ids_from_labels(labels)
+    )
+    with torch.no_grad():
+        loss = first.compute_loss(first.model, batch)
+        log_p = first.model(**batch).logits.log_softmax(-1)[labels != -100]
+    told = log_p.gather(-1, labels[labels != -100][:, None]).mean()
+    torch.testing.assert_close(loss, -(0.9 * told + 0.1 * log_p.mean()))
+
+    first.train()
+    resumed, whole = trainer("run", 4, save_strategy="no"), trainer("whole", 4, save_strategy="no")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    whole.train()
+    assert resumed.state.global_step == 4
+    assert not torch.equal(whole.model.lm_head.weight, first.model.lm_head.weight)
+    for name, weight in whole.model.state_dict().items():
+        torch.testing.assert_close(resumed.model.state_dict()[name], weight, msg=name)
+
+
 @torch.no_grad()
 def test_saved_models_load_by_the_auto_classes(tmp_path):
     net = model("diff_v1", cross_attention="linear", encoder_layers=1)
@@ -406,6 +480,19 @@ def test_bad_configurations_raise():
     with pytest.raises(ValueError, match="use AntiphaseForMaskedLM or AntiphaseForConditional"):
         AntiphaseForCausalLM(config())
     assert config().encoder_config().is_causal is False
+
+
+def test_a_default_that_cannot_have_a_role_is_named_as_one():
+    for name, fields, message in (
+        ("dint", {}, r"cross_attention: not given, .* decoder's 'dint', .* set cross_attention to"),
+        ("gru", {}, r"encoder_attention: not given, .* decoder's 'gru', .* set encoder_attention"),
+        ("gru", {"encoder_attention": "sink"}, r"cross_attention: not given, .* 'gru', .* set "),
+        ("dint", {"cross_attention": "dint"}, r"cross_attention: got 'dint', .*; allowed are "),
+    ):
+        with pytest.raises(ValueError, match=message):
+            transformer_2017("nano", name, **fields)
+    cfg = transformer_2017("nano", "dint", cross_attention="diff_v1")
+    assert (cfg.encoder_attention, cfg.cross_attention) == ("dint", "diff_v1")
 
 
 def test_the_default_options_of_a_role_are_those_of_the_same_mechanism():

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from antiphase.models import preset
+from antiphase.models import AntiphaseForCausalLM, preset
+from antiphase.models.cost_table import MECHANISM_COLUMNS, mechanism_rows
 from antiphase.models.summary import parameter_table, summarise
 from tests.attention.cases import NAMES
 from tests.models.tiny import config, model, token_ids
@@ -48,3 +50,40 @@ def test_running_noise_costs_fewer_flops_than_a_second_map():
     }
     assert flops["fixed_noise"] < flops["low_rank_noise"] < flops["low_dim_noise"]
     assert flops["low_dim_noise"] < flops["diff_v1"]
+
+
+@pytest.mark.parametrize("name", ["linear", "delta", "gru", "lstm"])
+@torch.no_grad()
+def test_costs_without_keys_are_counted_after_one_token_and_hold_for_all_lengths(name, monkeypatch):
+    net = model(name).to("meta")  # a real LSTM is one kernel, which the counter does not know
+    net.set_attn_implementation("reference")
+    ids = token_ids(1, 30).to("meta")
+    cache = net(ids, use_cache=True).past_key_values
+    with FlopCounterMode(display=False) as counter:
+        net(ids[:, :1], past_key_values=cache)
+    forward, lengths = AntiphaseForCausalLM.forward, []
+
+    def recorded(self, ids, *args, **kwargs):
+        lengths.append(ids.shape[1])
+        return forward(self, ids, *args, **kwargs)
+
+    monkeypatch.setattr(AntiphaseForCausalLM, "forward", recorded)
+    summary = summarise(net.config, 30, torch.float32)
+    assert lengths == [1, 1]  # prefill and decoding: a recurrence would take long for 30
+    assert summary.flops == counter.get_total_flops()
+    assert summary.state_bytes == sum(layer.recurrent_states[0].nbytes for layer in cache.layers)
+
+
+def test_the_table_of_mechanisms_has_the_state_of_recurrent_ones():
+    found = {
+        name: summarise(preset("mini", name), 8, torch.bfloat16)
+        for name in ("standard", "linear", "delta", "gru", "lstm")
+    }
+    rows = [dict(zip(MECHANISM_COLUMNS, row, strict=True)) for row in mechanism_rows(found)]
+    shown = {row["mechanism"]: (row["cache"], row["state"]) for row in rows}
+    assert shown["standard"] == ("9,216", "0")
+    assert shown["linear"] == ("0", "304k")
+    assert shown["delta"] == ("0", "295k")
+    assert shown["gru"] == ("0", "5.95k")  # as on docs/choose-a-mechanism.md
+    assert shown["lstm"] == ("0", "9.98k")
+    assert shown["diff_v1"] == ("-", "-")  # does not fit
