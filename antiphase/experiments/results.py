@@ -50,6 +50,8 @@ class Result:
         keys: the test's version and the keys of these runs; a result is valid as long as the
             present code gives the same keys.
         why_not: why the test was not run; empty if it was.
+        void: readings whose primary verdict was withdrawn after the study, and why. It is then
+            `invalid`, whatever its interval.
     """
 
     number: int
@@ -65,6 +67,7 @@ class Result:
     seeds: list[int] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     why_not: str = ""
+    void: dict[str, str] = field(default_factory=dict)
 
     @property
     def provenance(self) -> str:
@@ -82,7 +85,13 @@ class Result:
         if self.why_not:
             return [prediction.judge(None) for prediction in self.predictions]
         require_measured(f"{self.number} ({self.title})", self.predictions, self.effects)
-        return [prediction.judge(self.effects) for prediction in self.predictions]
+        found = [prediction.judge(self.effects) for prediction in self.predictions]
+        return [
+            Judgement(Verdict.INVALID, judgement.gates, void=self.void[p.reading])
+            if p.primary and p.reading in self.void
+            else judgement
+            for p, judgement in zip(self.predictions, found, strict=True)
+        ]
 
     def primary(self) -> dict[str, Judgement]:
         """Return the judgement of the primary prediction of each reading."""

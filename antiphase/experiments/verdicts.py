@@ -54,7 +54,7 @@ class Verdict(str, Enum):
     SUPPORTED = "supported"
     REFUTED = "refuted"
     UNDECIDED = "undecided"
-    INVALID = "invalid"  # a gate failed
+    INVALID = "invalid"  # a gate failed, or the verdict was withdrawn
     DESCRIPTIVE = "descriptive"  # too few seeds
     NOT_RUN = "not run"
 
@@ -180,11 +180,13 @@ class Judgement:
         verdict: what follows from gates, number of seeds and interval.
         gates: every gate with its number; empty if the test was not run.
         p: one-sided, of the prediction's kind; None without a verdict by the interval.
+        void: why a verdict was withdrawn after the study; empty if it was not.
     """
 
     verdict: Verdict
     gates: tuple[CheckedGate, ...] = ()
     p: float | None = None
+    void: str = ""
 
     @property
     def failed(self) -> tuple[CheckedGate, ...]:

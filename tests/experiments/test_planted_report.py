@@ -96,7 +96,7 @@ def test_findings_come_first_and_agree_with_the_verdicts(study, page, text):
     assert count[Verdict.INVALID] == 2
     line = (
         f"{len(found)} primary predictions in 9 tests: {count[Verdict.SUPPORTED]} supported, "
-        f"{count[Verdict.REFUTED]} refuted, 2 invalid (a gate failed)."
+        f"{count[Verdict.REFUTED]} refuted, 2 invalid (a gate failed, or withdrawn)."
     )
     for shown in (page, text):
         assert shown.index(line) < shown.index("4. Top-k") < shown.index("Predictions were written")

@@ -183,7 +183,7 @@ def test_each_test_is_a_sentence_with_its_reason():
     )
     assert counts_line(study) == (
         "Exploratory, no lock: 6 primary predictions in 3 tests: 1 supported, 2 refuted, 1 invalid "
-        "(a gate failed), 2 without a verdict (fewer than 5 seeds)."
+        "(a gate failed, or withdrawn), 2 without a verdict (fewer than 5 seeds)."
     )
     one, two, three, four = sentences(study)
     name = "accuracy: V1 minus standard, under stress"
@@ -204,6 +204,20 @@ def test_each_test_is_a_sentence_with_its_reason():
     locked = small_study(result(1), lock=lock_of(result(1)))
     assert counts_line(locked) == "2 primary predictions in 1 test: 1 supported, 1 refuted."
     assert counts_line(small_study(not_run(1))) == "No prediction was tested."
+
+
+def test_a_verdict_that_was_withdrawn_is_shown_as_such(tmp_path):
+    kept, void = result(1), result(2, void={"cancelling": "there was no room"})
+    study = small_study(kept, void, lock=lock_of(kept, void))
+    assert counts_line(study).startswith("4 primary predictions in 2 tests: 1 supported, 2 refuted")
+    clause = sentences(study)[1].clauses[0]
+    assert str(clause).startswith("is invalid for cancelling (withdrawn: there was no room; ")
+    assert texts(verdict_rows(study))[2][2].endswith("], withdrawn")
+    assert [row[-1] for row in texts(power_rows(study))] == ["yes", "yes", "invalid", "yes"]
+    assert (2, "cancelling") not in study.adjusted_p()
+    assert study.adjusted_p()[1, "cancelling"] == 4 * kept.judgements()[0].p  # it counts with p = 1
+    study.save(tmp_path)
+    assert load_study(tmp_path) == study
 
 
 def test_what_can_be_detected_follows_from_the_spread():

@@ -34,7 +34,7 @@ LEADS = {
 }
 
 MEANINGS = {
-    Verdict.INVALID: " (a gate failed)",
+    Verdict.INVALID: " (a gate failed, or withdrawn)",
     Verdict.DESCRIPTIVE: f" (fewer than {MIN_SEEDS} seeds)",
 }
 
@@ -182,7 +182,7 @@ def power_rows(study: Study) -> list[Row]:
                     f"{prediction.size:g}",
                     f"{half_width(interval):.2g}",
                     f"{least:.2g}",
-                    "invalid" if judgement.failed else tells,
+                    "invalid" if judgement.verdict is Verdict.INVALID else tells,
                 ]
             )
             name = ""
@@ -212,6 +212,7 @@ def _clauses(result: Result, adjusted: Mapping[tuple[int, str], float]) -> Itera
             f"{c.gate.bound}"
             for c in judgement.failed
         ]
+        numbers += [f"withdrawn: {judgement.void}"] if judgement.void else []
         effect = prediction.effect
         interval = result.effects[effect]
         if effect in written:

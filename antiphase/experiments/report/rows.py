@@ -53,12 +53,14 @@ class Finding:
         interval: that was measured.
         exploratory: whether the predictions were not locked, or there are too few seeds.
         failed: kinds of the gates that failed.
+        void: why the verdict was withdrawn; empty if it was not.
     """
 
     verdict: Verdict
     interval: Interval
     exploratory: bool
     failed: tuple[str, ...] = ()
+    void: str = ""
 
     def __str__(self) -> str:
         parts = [str(self.interval)]
@@ -68,6 +70,8 @@ class Finding:
             parts.append("exploratory")
         if self.failed:
             parts.append(f"failed gates: {' and '.join(self.failed)}")
+        if self.void:
+            parts.append("withdrawn")
         return ", ".join(parts)
 
 
@@ -105,7 +109,8 @@ def finding(study: Study, result: Result | None, reading: str) -> Finding | None
             interval = result.effects[prediction.effect]
             failed = dict.fromkeys(checked.gate.kind for checked in judgement.failed)
             exploratory = not study.locked(result) or interval.seeds < MIN_SEEDS
-            return Finding(judgement.verdict, interval, exploratory, tuple(failed))
+            void = judgement.void
+            return Finding(judgement.verdict, interval, exploratory, tuple(failed), void)
     return None
 
 

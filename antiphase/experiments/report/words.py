@@ -152,8 +152,8 @@ WORDS: dict[str, str] = {
         "Manipulation: a change took hold"
     ),
     "verdicts": (
-        "supported, refuted or undecided by the interval; invalid if a gate failed, so the "
-        f"test is inconclusive; none below {MIN_SEEDS} seeds. A test's verdict on a reading is "
+        "supported, refuted or undecided by the interval; invalid if a gate failed, so that the "
+        f"test is inconclusive, or if it was withdrawn; none below {MIN_SEEDS} seeds. A test's verdict on a reading is "
         "that on the reading's primary prediction"
     ),
     "half-width, detectable": (
