@@ -57,4 +57,4 @@ def open_engine(
 def copy_study(copy: "ResultsCopy | None", folder: Path) -> None:
     """Copy what is missing at the URL of the results, if one was given."""
     if copy is not None and copy.copy_study(folder):
-        copy.console.print(f"copied the results to {copy.url}", highlight=False)
+        copy.console.print(f"copied the results to {copy.url}", highlight=False, soft_wrap=True)

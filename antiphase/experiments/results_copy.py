@@ -73,6 +73,7 @@ class ResultsCopy:
                 f"{folder}: could not be copied to {self.url} ({type(error).__name__}: {error}); "
                 "it is kept, and the same command copies it again",
                 highlight=False,
+                soft_wrap=True,
             )
             return False
         return True

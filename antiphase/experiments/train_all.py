@@ -59,6 +59,7 @@ def train_all(
             f"{len(elsewhere)} of them have a lease of another study in this folder "
             f"({next(iter(elsewhere.values()))}): they are waited for, not trained twice",
             highlight=False,
+            soft_wrap=True,
         )
     # the longest first; what others train last, so that no worker waits for it before it must
     todo = sorted(unfinished.values(), key=lambda job: (job.key in elsewhere, -job.cost))
@@ -98,6 +99,7 @@ def _perform(
                             f"{jobs[key].title}: no sign of life from {holder} for "
                             f"{watch.patience:g} s; another worker continues it",
                             highlight=False,
+                            soft_wrap=True,
                         )
                         engine.submit(jobs[key], root)
             if ended is None or ended[0].key in display.ended:
@@ -106,7 +108,8 @@ def _perform(
             display.finish(job)
             if error is not None:
                 errors[job.key] = error
-                console.print(Text.assemble(("failed", "red"), f" {job.title}: {error}"))
+                failed = Text.assemble(("failed", "red"), f" {job.title}: {error}")
+                console.print(failed, soft_wrap=True)
                 continue
             if not console.is_terminal:
                 console.print(Text(f"done {job.title} ({display.left()} left)"))

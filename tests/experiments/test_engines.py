@@ -71,6 +71,16 @@ def test_a_full_disk_is_named(tmp_path):
     assert_each_step_once([StubJob("0")], tmp_path)
 
 
+def test_paths_in_messages_are_never_cut(tmp_path):
+    said = Console(file=io.StringIO(), width=40)
+    assert train_all([StubJob("0", fault="full")], tmp_path, said, LocalEngine(1)).keys() == {"0"}
+    assert f"failed stub 0: the disk of {tmp_path} is full" in said.file.getvalue()
+    (tmp_path / "file").touch()
+    url = f"file://{tmp_path}/file/below"
+    ResultsCopy(url, said).copy_run(tmp_path / "0")
+    assert f"{tmp_path / '0'}: could not be copied to {url}" in said.file.getvalue()
+
+
 def test_two_studies_in_one_folder_share_the_work(tmp_path):
     """Both end with everything; each step was done by one of them."""
     script = tmp_path / "study.py"
