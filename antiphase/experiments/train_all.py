@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from antiphase.experiments.engine import Engine, Job
-from antiphase.experiments.leases import LEASES, StallWatch, holders
+from antiphase.experiments.leases import LEASES, StallWatch, holders, patience
 from antiphase.experiments.local_pool import LocalEngine
 
 TICK = 0.5  # seconds between two updates of the display
@@ -92,12 +92,12 @@ def _perform(
                 next_tick = now + TICK
                 display.update(engine.progress())
             if now >= next_look:
-                next_look = now + watch.patience / 6
+                next_look = now + patience() / 6
                 for key, holder in watch.stalled().items():
                     if key in jobs and key not in display.ended:
                         console.print(
                             f"{jobs[key].title}: no sign of life from {holder} for "
-                            f"{watch.patience:g} s; another worker continues it",
+                            f"{holder.patience:g} s; another worker continues it",
                             highlight=False,
                             soft_wrap=True,
                         )
