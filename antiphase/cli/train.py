@@ -146,9 +146,9 @@ def _sweep(
 
     recipes = load_sweep(sweep, recipe)
     folder = out or Path("runs") / f"sweep-{sweep.stem}"
-    engine, copy = open_engine(*where, output.progress)
+    engine, copy = open_engine(*where, output)
     trained = run_sweep(recipes, folder, output.progress, engine)
-    copy_study(copy, folder)
+    copy_study(copy, folder, output)
     if trained.finished:
         groups = compare_runs(trained.finished)
         output.rows(*comparison_rows(groups))
