@@ -35,10 +35,9 @@ from antiphase.tasks.text.packed import (
     damaged_shards,
     open_packed,
     read_json,
-    shard_entry,
     write_json,
 )
-from antiphase.tasks.text.shards import FEW_DOCUMENTS, Locks, pieces, split_of, work
+from antiphase.tasks.text.shards import FEW_DOCUMENTS, Locks, pack_again, pieces, split_of, work
 from antiphase.tasks.text.tokenizer import make_tokenizer, tokenizer_key
 
 PACKED = "packed:"  # a source: the folder of a packed corpus
@@ -98,22 +97,12 @@ def repair(packed: PackedCorpus, report: Report) -> PackedCorpus:
     """Check every shard of a packed corpus by its checksum, and pack the damaged ones again.
 
     Raises:
-        ValueError: the text of a damaged shard is no longer the text that was packed.
+        ValueError: the text of a damaged shard is no longer the text that was packed; the shard is
+            left as it is.
     """
-    folder, before = packed.folder, packed.manifest
-    faults = damaged_shards(packed)
-    if not faults:
-        return packed
-    for i, fault in faults.items():
+    for i, fault in damaged_shards(packed).items():
         report(f"{fault}: packing shard {i} again")
-        shard_entry(folder, i).unlink(missing_ok=True)
-    _work(folder, 1, report)
-    for i in faults:
-        if read_json(shard_entry(folder, i)) != before["shards"][i]:
-            raise ValueError(
-                f"{folder}: shard {i} was damaged, and its text has changed since it was packed; "
-                "restore the text, or pack into another folder"
-            )
+        pack_again(packed.folder, i, packed.manifest["shards"][i])
     return packed
 
 
