@@ -181,6 +181,19 @@ def test_the_command_packs_and_repairs(text, tmp_path):
     assert invoke("data", "pack", str(tmp_path / "nothing")).exit_code == 2
 
 
+def test_the_command_rejects_what_it_would_ignore(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(text)
+    done = invoke("data", "pack", "", "--out", str(tmp_path / "packed"))
+    assert done.exit_code == 2
+    assert "text: got an empty name" in done.stderr
+    folder = pack([str(text)], "bytes", tmp_path / "packed").folder
+    done = invoke("data", "pack", f"packed:{folder}", "--out", str(tmp_path / "other"))
+    assert done.exit_code == 2
+    assert f"packed:{folder}: is packed already" in done.stderr
+    assert not (tmp_path / "other").exists()
+    assert invoke("data", "pack", f"packed:{folder}").exit_code == 0
+
+
 def test_a_folder_with_another_corpus_is_kept(text, tmp_path):
     folder = tmp_path / "packed"
     pack([str(text)], "bytes", folder)

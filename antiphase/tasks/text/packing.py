@@ -76,7 +76,7 @@ def pack(
         OSError: the disk is full; what is complete is kept.
     """
     if any(source.startswith(PACKED) for source in sources):
-        return _given(sources)
+        return _given(sources, folder)
     key = _key(sources, tokenizer)
     if folder is None:
         folder = cache_folder() / "text" / key[:16]
@@ -106,11 +106,16 @@ def repair(packed: PackedCorpus, report: Report) -> PackedCorpus:
     return packed
 
 
-def _given(sources: list[str]) -> PackedCorpus:
+def _given(sources: list[str], out: Path | None) -> PackedCorpus:
     """Return the corpus of `packed:FOLDER`."""
     if len(sources) > 1:
         raise ValueError(
             f"text: got {', '.join(sources)}; {PACKED}FOLDER is a corpus of its own, give it alone"
+        )
+    if out is not None:
+        raise ValueError(
+            f"{sources[0]}: is packed already and is not written to {out}; leave out --out to "
+            "check it, or give the sources of its text"
         )
     folder = Path(sources[0].removeprefix(PACKED))
     found = open_packed(folder)
