@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
-from rich.console import Console
 
 from antiphase.cli.options import require_one_of, require_packages
+from antiphase.cli.output import Output
 
 if TYPE_CHECKING:
     from antiphase.experiments.engine import Engine
@@ -37,13 +37,13 @@ def require_engine_options(engine: str, address: str | None) -> None:
 
 
 def open_engine(
-    engine: str, address: str | None, results_url: str | None, console: Console
+    engine: str, address: str | None, results_url: str | None, output: Output
 ) -> "tuple[Engine, ResultsCopy | None]":
     """Return the engine, and the copy of its results if a URL was given."""
     from antiphase.experiments.local_pool import LocalEngine
     from antiphase.experiments.results_copy import CopyingEngine, ResultsCopy
 
-    copy = ResultsCopy(results_url, console) if results_url else None
+    copy = None if results_url is None else ResultsCopy(results_url, output.warnings)
     chosen: Engine
     if engine == "ray":
         from antiphase.experiments.ray_engine import RayEngine
@@ -54,7 +54,7 @@ def open_engine(
     return (CopyingEngine(chosen, copy) if copy else chosen), copy
 
 
-def copy_study(copy: "ResultsCopy | None", folder: Path) -> None:
+def copy_study(copy: "ResultsCopy | None", folder: Path, output: Output) -> None:
     """Copy what is missing at the URL of the results, if one was given."""
     if copy is not None and copy.copy_study(folder):
-        copy.console.print(f"copied the results to {copy.url}", highlight=False)
+        output.progress.print(f"copied the results to {copy.url}", highlight=False, soft_wrap=True)

@@ -112,12 +112,12 @@ def run(
         if seeds is not None:
             plan = replace(plan, seeds=tuple(range(seeds)))
         tests = select_tests(plan, numbers)
-        chosen, copy = open_engine(engine, address, results_url, output.progress)
+        chosen, copy = open_engine(engine, address, results_url, output)
         study = run_study(plan, tests, folder, output.progress, engine=chosen, records=records)
         with lease(folder / LEASES, "report"):  # another study may end in this folder, too
             study.save(folder)
             _show(study, folder, output)
-        copy_study(copy, folder)
+        copy_study(copy, folder, output)
 
 
 @lab.command()
@@ -171,7 +171,7 @@ def _road(
     from antiphase.experiments.road import as_json, run_road
     from antiphase.experiments.road_page import write_road
 
-    chosen, copy = open_engine(engine, address, results_url, output.progress)
+    chosen, copy = open_engine(engine, address, results_url, output)
     results = run_road(folder, output.progress, engine=chosen, records=records)
     with output.progress.status("measuring: speed by length"):
         costs = road_costs()
@@ -179,7 +179,7 @@ def _road(
     output.json(as_json(results))
     output.wrote(picture)
     output.wrote(page)
-    copy_study(copy, folder)
+    copy_study(copy, folder, output)
 
 
 def _show(study: "Study", folder: Path, output: Output) -> None:

@@ -44,6 +44,13 @@ def require_at_least(least: float, **values: float | None) -> None:
             raise ValueError(f"--{_dashed(name)}: got {value}, expected at least {least}")
 
 
+def require_above(least: float, **values: float) -> None:
+    """Raise unless every option's value is above `least`."""
+    for name, value in values.items():
+        if not value > least:
+            raise ValueError(f"--{_dashed(name)}: got {value:g}, expected a number above {least:g}")
+
+
 def require_one_of(allowed: Iterable[str], **values: str) -> None:
     """Raise unless every option's value is one of the allowed ones."""
     names = list(allowed)

@@ -28,6 +28,7 @@ class Output:
 
     Attributes:
         progress: a console on stderr, for progress bars and status lines; silent if quiet.
+        warnings: a console on stderr, for what went wrong without ending the command.
     """
 
     def __init__(self, *, quiet: bool = False, as_json: bool = False) -> None:
@@ -36,6 +37,8 @@ class Output:
         plain: dict[str, Any] = {"markup": False, "emoji": False}  # names may have brackets, colons
         self.console = Console(width=None if limited else UNLIMITED, quiet=as_json, **plain)
         self.progress = Console(stderr=True, quiet=quiet, **plain)
+        # the same console where it can be, so that a live display is not torn
+        self.warnings = Console(stderr=True, **plain) if quiet else self.progress
 
     def note(self, text: str) -> None:
         """Print what explains a result; silent if quiet."""

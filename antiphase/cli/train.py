@@ -14,7 +14,14 @@ from antiphase.cli.engines import (
     require_engine_options,
 )
 from antiphase.cli.errors import Interrupted
-from antiphase.cli.options import AsJson, Quiet, list_option, require_output_folder, set_option
+from antiphase.cli.options import (
+    AsJson,
+    Quiet,
+    list_option,
+    require_above,
+    require_output_folder,
+    set_option,
+)
 from antiphase.cli.output import Output
 
 if TYPE_CHECKING:
@@ -76,6 +83,11 @@ def train(
         raise ValueError("--resume continues a run with its own recipe; it takes no other option")
     if resume is None and recipe is None and task is None:
         raise ValueError("train: give a recipe (see --list), or --task, or --resume RUN")
+    if plan and sweep is not None:
+        raise ValueError(
+            "--plan: trains nothing and plans one run, so it takes no --sweep; give the values of "
+            "one run by --set"
+        )
     require_output_folder("--out", out)
     require_engine_options(engine, address)
     if sweep is None and (engine, results_url) != ("local", None):
@@ -93,6 +105,8 @@ def train(
 
         if recipe is None:
             raise ValueError("--plan: give a recipe; see --list")
+        require_above(0, devices=devices, device_memory=device_memory)
+        require_above(0, device_tflops=device_tflops, mfu=mfu)
         hardware = (devices, device_memory * 1e9, device_tflops * 1e12, mfu)
         given = [*(f"{name}={value}" for name, value in fields.items()), *(setting or [])]
         print_plan(output, recipe, chosen, given, hardware)
@@ -132,9 +146,9 @@ def _sweep(
 
     recipes = load_sweep(sweep, recipe)
     folder = out or Path("runs") / f"sweep-{sweep.stem}"
-    engine, copy = open_engine(*where, output.progress)
+    engine, copy = open_engine(*where, output)
     trained = run_sweep(recipes, folder, output.progress, engine)
-    copy_study(copy, folder)
+    copy_study(copy, folder, output)
     if trained.finished:
         groups = compare_runs(trained.finished)
         output.rows(*comparison_rows(groups))

@@ -34,7 +34,7 @@ def print_plan(
         settings: of the command line, `name=value`.
         hardware: number of devices, bytes and FLOP/s of one, and the fraction of these.
     """
-    from antiphase.training.launch import launch_lines
+    from antiphase.training.launch import PACKED_TEXT, launch_lines, pack_line
     from antiphase.training.plan import USABLE, Hardware, plan
 
     found = plan(recipe, Hardware(*hardware))
@@ -62,9 +62,15 @@ def print_plan(
     if found.recipe.accumulate != recipe.accumulate:
         shown = [text for text in shown if not text.startswith("accumulate=")]
         shown.append(f"accumulate={found.recipe.accumulate}")
+    if pack := pack_line(recipe):
+        output.line(
+            "text, once before the run, on a machine with many cores; then add --set "
+            f"task_options.text=packed:{PACKED_TEXT} to the run:\n  {pack}"
+        )
     lines = launch_lines(source, shown, devices)
     for name, line in lines.items():
         output.line(f"{name}:\n  {line}")
+    output.note('The line for Ray needs `pip install "ray[default,train]"` on every node.')
     output.json(
         {
             "recipe": found.recipe.as_dict(),
@@ -74,6 +80,7 @@ def print_plan(
             "tokens": found.tokens,
             "tokens_per_second": found.tokens_per_second,
             "hours": found.hours,
+            "pack": pack,
             "launch": lines,
         }
     )

@@ -4,9 +4,10 @@ A lock of the operating system does not reach other machines on every file syste
 that hangs never gives it back. A lease needs no locks and no common clock:
 
 - `KEY.N` is a file that one process alone can create (O_EXCL); the highest N holds the lease.
-- The holder rewrites it several times per `patience` (a heartbeat).
-- Whoever has seen no heartbeat for `patience` seconds of its own clock takes over by creating
-  `KEY.N+1`. From a holder whose process is gone on the same machine, at once.
+- The holder rewrites it several times per `patience` (a heartbeat), which stands in the file.
+- Whoever has seen no heartbeat for `patience` seconds of its own clock (the holder's or its own,
+  whichever is longer) takes over by creating `KEY.N+1`. From a holder whose process is gone on the
+  same machine, at once.
 - A holder that wakes up and finds that its lease was taken ends its process. Checkpoints are
   complete at any moment and runs are deterministic, so nothing is lost.
 """
@@ -32,7 +33,7 @@ _COUNT = 12  # digits of the number of heartbeats, at the beginning of the file
 
 
 def patience() -> float:
-    """Return after how many seconds without a heartbeat a lease can be taken over."""
+    """Return the seconds without a heartbeat that this process asks for: of holders and others."""
     given = os.environ.get(SECONDS, "60")
     try:
         seconds = float(given)
@@ -74,6 +75,14 @@ class Holder:
         return self._fields.get("process")
 
     @property
+    def patience(self) -> float:
+        """Return after how many seconds without a heartbeat its lease can be taken over.
+
+        Processes of one study may have different environments. Its heartbeats follow its own.
+        """
+        return max(patience(), float(self._fields.get("patience", 0)))
+
+    @property
     def gone(self) -> bool:
         """Return whether its process is known to have ended: on this machine, and not alive."""
         fields = self._fields
@@ -98,9 +107,10 @@ def lease(folder: Path, key: str) -> Iterator[bool]:
         Whether it was taken from a holder that may still be alive, but gave no sign of life.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path, token, stalled = _acquire(folder, key)
+    seconds = patience()
+    path, token, stalled = _acquire(folder, key, seconds)
     released = threading.Event()
-    beats = threading.Thread(target=_beat, args=(path, token, released), daemon=True)
+    beats = threading.Thread(target=_beat, args=(path, token, seconds, released), daemon=True)
     beats.start()
     try:
         yield stalled
@@ -133,7 +143,7 @@ class StallWatch:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.patience = folder, patience()
+        self.folder = folder
         self._seen: dict[Path, tuple[bytes, float]] = {}
         self._reported: set[str | None] = set()  # by token
 
@@ -144,7 +154,7 @@ class StallWatch:
             content, since = self._seen.get(holder.path, (b"", now))
             since = since if content == holder.content else now
             seen[holder.path] = holder.content, since
-            if now - since < self.patience or holder.token in self._reported or holder.gone:
+            if now - since < holder.patience or holder.token in self._reported or holder.gone:
                 continue
             self._reported.add(holder.token)
             found[key] = holder
@@ -152,9 +162,8 @@ class StallWatch:
         return found
 
 
-def _acquire(folder: Path, key: str) -> tuple[Path, str, bool]:
-    token = uuid.uuid4().hex
-    limit, seen, since = patience(), b"", 0.0
+def _acquire(folder: Path, key: str, seconds: float) -> tuple[Path, str, bool]:
+    token, seen, since = uuid.uuid4().hex, b"", 0.0
     while True:
         latest = max(_generations(folder, key), default=0)
         stalled = False
@@ -165,15 +174,15 @@ def _acquire(folder: Path, key: str) -> tuple[Path, str, bool]:
                 continue  # released meanwhile
             if holder.content != seen or not since:
                 seen, since = holder.content, time.monotonic()
-            stalled = time.monotonic() - since >= limit
+            stalled = time.monotonic() - since >= holder.patience
             if not stalled and not holder.gone:
-                time.sleep(min(1.0, limit / _BEATS))
+                time.sleep(min(1.0, seconds / _BEATS))
                 continue
             stalled = not holder.gone
         path = folder / f"{key}.{latest + 1}"
         try:
             with path.open("xb") as file:
-                file.write(_content(0, token))
+                file.write(_content(0, token, seconds))
         except FileExistsError:
             continue  # another process was faster
         except OSError:
@@ -191,23 +200,23 @@ def _generations(folder: Path, key: str) -> list[int]:
     return [int(number) for number in numbers if number.isdigit()]
 
 
-def _beat(path: Path, token: str, released: threading.Event) -> None:
+def _beat(path: Path, token: str, seconds: float, released: threading.Event) -> None:
     """Renew a lease until it is released; end this process if another one has taken it."""
     count = 0
-    while not released.wait(patience() / _BEATS):
+    while not released.wait(seconds / _BEATS):
         if lost_to := _taken_by(path, token):
             if released.is_set():
                 return
             print(
                 f"antiphase: {path.stem}: {lost_to} took over, because this process gave no sign "
-                f"of life for {patience():g} s; it ends here, the other continues",
+                f"of life for {seconds:g} s or more; it ends here, the other continues",
                 file=sys.stderr,
                 flush=True,
             )
             os._exit(1)  # safe: checkpoints are complete at any moment
         count += 1
         with suppress(OSError), path.open("r+b") as file:  # in place: needs no disk space
-            file.write(_content(count, token))
+            file.write(_content(count, token, seconds))
 
 
 def _taken_by(path: Path, token: str) -> str | None:
@@ -236,11 +245,12 @@ def _release(path: Path, token: str) -> None:
                 path.with_name(f"{key}.{number}").unlink(missing_ok=True)
 
 
-def _content(count: int, token: str) -> bytes:
+def _content(count: int, token: str, seconds: float) -> bytes:
     """Return the content of a lease; its length never changes."""
     process = os.getpid()
     fields = {
         "token": token,
+        "patience": seconds,
         "host": socket.gethostname(),
         "process": process,
         "machine": _machine(),

@@ -7,6 +7,7 @@ is in its folder, which all nodes share; a repeated task continues from its last
 import atexit
 import logging
 import queue
+import re
 import socket
 import time
 import warnings
@@ -17,6 +18,8 @@ from antiphase.experiments.engine import Ended, Job, Resources, attempt
 from antiphase.experiments.leases import LEASES, holders, patience
 
 SECONDS_WITHOUT_HEAD = 20  # after which the head counts as lost; Ray's own limit aborts the process
+SECONDS_TO_CONNECT = 5  # Ray itself waits for minutes
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class ClusterLostError(OSError):
@@ -85,11 +88,7 @@ class RayEngine:
             return None
         job, root = self._submitted.pop(reference)
         if error := done.exception():
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            return job, (
-                f"its worker was lost more than {self.retries} times ({reason[0]}); run the same "
-                "command again to continue from its last checkpoint"
-            )
+            return job, _why(error, self.retries)
         return job, done.result() or _not_visible(job, root)
 
     def cancel(self) -> None:
@@ -107,9 +106,8 @@ class RayEngine:
         if now < self._next_look:
             return
         self._next_look = now + 1
-        host, _, port = self._head.rpartition(":")
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
+            _connect(self._head, 2)
             self._silent_since = None
         except OSError as error:
             self._silent_since = self._silent_since or now
@@ -145,15 +143,47 @@ def _connected(address: str | None) -> Any:
         raise ValueError("--engine ray needs Ray; pip install 'antiphase[cluster]'") from error
     if not ray.is_initialized():
         try:
+            if address is not None and ":" in address:  # others are found or started by Ray
+                _connect(address.removeprefix("ray://"), SECONDS_TO_CONNECT)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # of Ray, about its own future
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise ValueError(
                 f"--address: got {address!r}, where no Ray cluster answers ({error}); start one "
                 "with `ray start --head`, or leave out --address to start Ray on this machine"
             ) from error
     return ray
+
+
+def _connect(address: str, seconds: float) -> None:
+    """Raise OSError unless somebody accepts a connection at HOST:PORT within some seconds."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+
+
+def _why(error: BaseException, retries: int) -> str:
+    """Return why Ray has not performed a job; errors of the job itself are results of `attempt`."""
+    from ray import exceptions
+
+    lost = (
+        exceptions.WorkerCrashedError,
+        exceptions.NodeDiedError,
+        exceptions.LocalRayletDiedError,
+        exceptions.OutOfMemoryError,
+        exceptions.RayActorError,
+    )
+    text = _COLOURS.sub("", str(error))
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
+    if isinstance(error, lost):
+        return (
+            f"its worker was lost more than {retries} times ({lines[0]}); run the same command "
+            "again to continue from its last checkpoint"
+        )
+    return (
+        f"Ray could not perform it: {lines[-1]}; every node needs the same version of this package "
+        "and of what it imports"
+    )
 
 
 def _not_visible(job: Job, root: Path) -> str | None:

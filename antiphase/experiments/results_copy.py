@@ -25,6 +25,11 @@ class ResultsCopy:
     def __init__(self, url: str, console: Console) -> None:
         from fsspec.core import url_to_fs
 
+        if "://" not in url:  # fsspec would take it for a folder of this machine
+            raise ValueError(
+                f"--results-url: got {url!r}, expected SCHEME://PLACE such as s3://bucket/study, "
+                "or file:///mnt/results for a folder"
+            )
         try:
             self._files, self._base = url_to_fs(url)
         except (ImportError, OSError, ValueError) as error:
@@ -73,6 +78,7 @@ class ResultsCopy:
                 f"{folder}: could not be copied to {self.url} ({type(error).__name__}: {error}); "
                 "it is kept, and the same command copies it again",
                 highlight=False,
+                soft_wrap=True,
             )
             return False
         return True

@@ -176,7 +176,9 @@ def run_road(
 
     kept = None if records is None else Records(records, root)
     if kept is not None and (restored := kept.restore()):
-        console.print(f"{restored} finished runs taken from {records}", highlight=False)
+        console.print(
+            f"{restored} finished runs taken from {records}", highlight=False, soft_wrap=True
+        )
 
     def record(job: Job) -> None:
         if kept is not None:

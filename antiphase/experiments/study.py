@@ -104,7 +104,9 @@ def run_study(
     engine = engine or LocalEngine()
     kept = None if records is None else Records(records, root)
     if kept is not None and (restored := kept.restore()):
-        console.print(f"{restored} finished runs taken from {records}", highlight=False)
+        console.print(
+            f"{restored} finished runs taken from {records}", highlight=False, soft_wrap=True
+        )
     _announce(plan, arms, engine.workers, console)
     settings, tuning = _settings(plan, arms, root, console, engine, kept)
     runs: Runs = {
@@ -142,7 +144,7 @@ def run_study(
 def _measuring(folder: Path, console: Console) -> AbstractContextManager[bool]:
     """Let one study at a time measure in a folder; another one waits, then finds the results."""
     if (holder := holders(folder / LEASES).get("measuring")) and not holder.gone:
-        console.print(f"waiting: {holder} measures in this folder", highlight=False)
+        console.print(f"waiting: {holder} measures in this folder", highlight=False, soft_wrap=True)
     return lease(folder / LEASES, "measuring")
 
 
@@ -301,6 +303,7 @@ def _announce(plan: Plan, arms: Sequence[Arm], workers: int, console: Console) -
         f"{text}; at most {tokens / 1e6:,.0f}M training tokens, {duration(seconds)} on {workers} "
         "cores if none is done yet, less where the criterion ends runs early",
         highlight=False,
+        soft_wrap=True,
     )
 
 

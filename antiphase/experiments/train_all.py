@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from antiphase.experiments.engine import Engine, Job
-from antiphase.experiments.leases import LEASES, StallWatch, holders
+from antiphase.experiments.leases import LEASES, StallWatch, holders, patience
 from antiphase.experiments.local_pool import LocalEngine
 
 TICK = 0.5  # seconds between two updates of the display
@@ -59,6 +59,7 @@ def train_all(
             f"{len(elsewhere)} of them have a lease of another study in this folder "
             f"({next(iter(elsewhere.values()))}): they are waited for, not trained twice",
             highlight=False,
+            soft_wrap=True,
         )
     # the longest first; what others train last, so that no worker waits for it before it must
     todo = sorted(unfinished.values(), key=lambda job: (job.key in elsewhere, -job.cost))
@@ -91,13 +92,14 @@ def _perform(
                 next_tick = now + TICK
                 display.update(engine.progress())
             if now >= next_look:
-                next_look = now + watch.patience / 6
+                next_look = now + patience() / 6
                 for key, holder in watch.stalled().items():
                     if key in jobs and key not in display.ended:
                         console.print(
                             f"{jobs[key].title}: no sign of life from {holder} for "
-                            f"{watch.patience:g} s; another worker continues it",
+                            f"{holder.patience:g} s; another worker continues it",
                             highlight=False,
+                            soft_wrap=True,
                         )
                         engine.submit(jobs[key], root)
             if ended is None or ended[0].key in display.ended:
@@ -106,7 +108,8 @@ def _perform(
             display.finish(job)
             if error is not None:
                 errors[job.key] = error
-                console.print(Text.assemble(("failed", "red"), f" {job.title}: {error}"))
+                failed = Text.assemble(("failed", "red"), f" {job.title}: {error}")
+                console.print(failed, soft_wrap=True)
                 continue
             if not console.is_terminal:
                 console.print(Text(f"done {job.title} ({display.left()} left)"))

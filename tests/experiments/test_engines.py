@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from antiphase.cli.engines import copy_study, open_engine
+from antiphase.cli.output import Output
 from antiphase.experiments import local_pool
 from antiphase.experiments.engine import attempt
 from antiphase.experiments.leases import LEASES, SECONDS, holders, lease
 from antiphase.experiments.local_pool import LocalEngine
 from antiphase.experiments.results_copy import CopyingEngine, ResultsCopy
 from antiphase.experiments.train_all import train_all
+from tests.cli.runner import invoke
 from tests.experiments.stub_jobs import StubJob, assert_each_step_once, shared_jobs
 
 
@@ -69,6 +72,16 @@ def test_a_full_disk_is_named(tmp_path):
     assert "free some space and run the same command again" in said
     assert attempt(StubJob("0"), tmp_path) is None
     assert_each_step_once([StubJob("0")], tmp_path)
+
+
+def test_paths_in_messages_are_never_cut(tmp_path):
+    said = Console(file=io.StringIO(), width=40)
+    assert train_all([StubJob("0", fault="full")], tmp_path, said, LocalEngine(1)).keys() == {"0"}
+    assert f"failed stub 0: the disk of {tmp_path} is full" in said.file.getvalue()
+    (tmp_path / "file").touch()
+    url = f"file://{tmp_path}/file/below"
+    ResultsCopy(url, said).copy_run(tmp_path / "0")
+    assert f"{tmp_path / '0'}: could not be copied to {url}" in said.file.getvalue()
 
 
 def test_two_studies_in_one_folder_share_the_work(tmp_path):
@@ -144,3 +157,31 @@ def test_a_url_that_fails_does_not_end_a_study(tmp_path):
     assert "the same command copies it again" in said.file.getvalue()
     with pytest.raises(ValueError, match="--results-url: got 'nowhere://x'"):
         ResultsCopy("nowhere://x", said)
+
+
+@pytest.mark.parametrize("url", ["nope", "", "/mnt/results"])
+def test_a_url_needs_a_scheme(url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "grid.yaml").write_text("seeds: [0]\n")
+    done = invoke("train", "needle-nano", "--sweep", "grid.yaml", "--results-url", url)
+    assert done.exit_code == 2
+    assert f"--results-url: got {url!r}, expected SCHEME://PLACE" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["grid.yaml"]
+
+
+def test_a_failed_copy_is_named_even_if_quiet(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    url, study = f"file://{tmp_path}/file/below", tmp_path / "study"
+    StubJob("0").perform(study / "trained")
+    for quiet in (True, False):
+        output = Output(quiet=quiet)
+        _, copy = open_engine("local", None, url, output)
+        copy_study(copy, study, output)
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert f"{study / 'trained' / '0'}: could not be copied to {url}" in printed.err
+    output = Output(quiet=True)
+    _, copy = open_engine("local", None, f"file://{tmp_path}/copy", output)
+    copy_study(copy, study, output)
+    assert (tmp_path / "copy" / "trained" / "0" / "model" / "config.json").is_file()
+    assert capsys.readouterr().err == ""

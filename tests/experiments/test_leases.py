@@ -112,8 +112,26 @@ def test_a_stall_is_reported_once(tmp_path, other):
     assert watch.stalled() == {}
 
 
+def test_a_healthy_holder_with_more_patience_is_not_reported(tmp_path, other, monkeypatch):
+    """Its heartbeats are rarer than the patience of those who look."""
+    monkeypatch.setenv(SECONDS, "0.2")
+    watch = StallWatch(tmp_path)
+    assert holders(tmp_path)["run"].patience == 3
+    first = holders(tmp_path)["run"].content
+    end = time.monotonic() + 1.5
+    while time.monotonic() < end:
+        assert watch.stalled() == {}
+        time.sleep(0.05)
+    assert holders(tmp_path)["run"].content != first, "it gives signs of life"
+    monkeypatch.setenv(SECONDS, "7")
+    assert holders(tmp_path)["run"].patience == 7
+
+
 def test_the_holder_on_another_machine_is_not_taken_for_gone(tmp_path):
-    fields = json.loads(leases._content(0, "token")[12:]) | {"machine": "elsewhere", "process": 1}
+    fields = json.loads(leases._content(0, "token", 3)[12:]) | {
+        "machine": "elsewhere",
+        "process": 1,
+    }
     (tmp_path / "run.1").write_bytes(b"0" * 12 + json.dumps(fields).encode())
     assert not holders(tmp_path)["run"].gone
     (tmp_path / "run.1").write_bytes(b"")  # just created

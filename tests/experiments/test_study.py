@@ -1,5 +1,6 @@
 """A study from nothing: trained once, killed and resumed, judged, and shown in a browser."""
 
+import io
 import json
 import os
 import re
@@ -32,7 +33,7 @@ from antiphase.experiments.report import cell_text, published_beside, verdict_ro
 from antiphase.experiments.report.html import write_html
 from antiphase.experiments.report.static import figure_names
 from antiphase.experiments.results import load_study
-from antiphase.experiments.study import distinct_arms, run_study
+from antiphase.experiments.study import _announce, distinct_arms, run_study
 from antiphase.experiments.train_all import train_all
 from antiphase.experiments.verdicts import UnmeasuredEffectError, Verdict
 from antiphase.training import load_recipe, train
@@ -54,6 +55,14 @@ def study_of(folder: Path, numbers=SMALL.tests, **plan):
     found = run_study(replace(SMALL, **plan), tests, folder, QUIET, engine=InProcess())
     found.save(folder)
     return found
+
+
+def test_what_a_study_costs_is_one_line_in_a_narrow_console():
+    said = Console(file=io.StringIO(), width=40)
+    _announce(SMALL, [STANDARD, V1], 2, said)
+    (line,) = said.file.getvalue().splitlines()
+    assert "2 arms x 2 seeds = 4 runs" in line
+    assert "on 2 cores" in line
 
 
 @pytest.fixture(scope="module")

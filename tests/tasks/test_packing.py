@@ -144,10 +144,29 @@ def test_damage_is_named_and_repaired(text, planned):
         "00006.train.bin is damaged",
         "00007.train.bin is missing",
     ]
-    os.truncate(cut, 100)
-    next(iter(text.glob("019.txt"))).write_text("another text")
+
+
+def test_a_damaged_shard_whose_text_has_changed_is_left_as_it_is(text, planned):
+    shards.work(planned)
+    packed = packing._finish(planned)
+    os.truncate(shard_file(planned, 6, "train"), 100)
+    shard_file(planned, 5, "train").unlink()
+    before = {p.name: p.read_bytes() for p in (planned / "shards").iterdir()}
+    original = (text / "019.txt").read_text()
+    (text / "019.txt").write_text(original.replace("Line", "Word"))  # as many tokens
     with pytest.raises(ValueError, match="shard 6 was damaged, and its text has changed"):
-        repair(packed, said.append)
+        repair(packed, lambda _: None)
+    after = {p.name: p.read_bytes() for p in (planned / "shards").iterdir()}
+    assert after.keys() - before.keys() == {"00005.train.bin"}, "its text is the same"
+    assert {name: after[name] for name in before} == before
+    (text / "019.txt").unlink()
+    with pytest.raises(ValueError, match=r"019\.txt"):
+        repair(packed, lambda _: None)
+    assert {p.name: p.read_bytes() for p in (planned / "shards").iterdir()} == after
+    (text / "019.txt").write_text(original)
+    assert sum(map(len, all_tokens(repair(packed, lambda _: None)).values())) == sum(
+        packed.manifest["tokens"].values()
+    )
 
 
 def test_the_command_packs_and_repairs(text, tmp_path):
@@ -160,6 +179,19 @@ def test_the_command_packs_and_repairs(text, tmp_path):
     assert json.loads(done.stdout)["documents"] == 120
     assert "packing shard 0 again" in done.stderr
     assert invoke("data", "pack", str(tmp_path / "nothing")).exit_code == 2
+
+
+def test_the_command_rejects_what_it_would_ignore(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(text)
+    done = invoke("data", "pack", "", "--out", str(tmp_path / "packed"))
+    assert done.exit_code == 2
+    assert "text: got an empty name" in done.stderr
+    folder = pack([str(text)], "bytes", tmp_path / "packed").folder
+    done = invoke("data", "pack", f"packed:{folder}", "--out", str(tmp_path / "other"))
+    assert done.exit_code == 2
+    assert f"packed:{folder}: is packed already" in done.stderr
+    assert not (tmp_path / "other").exists()
+    assert invoke("data", "pack", f"packed:{folder}").exit_code == 0
 
 
 def test_a_folder_with_another_corpus_is_kept(text, tmp_path):

@@ -1,6 +1,8 @@
 """Plans: memory by rank, what fits, and the commands that start a run."""
 
+import ast
 import json
+import shlex
 
 import pytest
 import torch
@@ -9,8 +11,9 @@ from accelerate import FullyShardedDataParallelPlugin
 from antiphase.models import AntiphaseForCausalLM, preset
 from antiphase.training import Recipe, load_recipe
 from antiphase.training.components import require_corpus
-from antiphase.training.launch import FSDP, launch_lines
+from antiphase.training.launch import FSDP, launch_lines, pack_line
 from antiphase.training.plan import Hardware, forward_bytes, plan, saved_bytes
+from antiphase.training.run_folder import default_run_folder
 from tests.cli.runner import invoke
 
 NANO = Recipe(
@@ -114,13 +117,84 @@ def test_the_command_prints_the_plan():
     found = json.loads(invoke("train", "paper-1.4b", "--plan", "--json", *small).stdout)
     assert found["memory"]["total"] > found["memory"]["weights"] > 0
     assert "no run" not in str(found)
+    assert found["pack"] == (
+        "antiphase data pack datasets:HuggingFaceFW/fineweb-edu:sample-100BT "
+        "--tokenizer bpe:100288 --out /shared/text"
+    )
+    assert found["pack"] in done.output
+    assert "ray[default,train]" in done.output
     assert invoke("train", "--task", "needle", "--plan").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--device-memory", "0"], "--device-memory: got 0, expected a number above 0"),
+        (["--devices", "0"], "--devices: got 0"),
+        (["--device-tflops", "nan"], "--device-tflops: got nan"),
+        (["--sweep", "grid.yaml"], "--plan: trains nothing"),
+    ],
+)
+def test_options_that_do_not_go_with_a_plan_are_named(options, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "grid.yaml").write_text("steps: [1]\nbatch_size: 1\n")
+    done = invoke("train", "needle-nano", "--plan", *options)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["grid.yaml"]
 
 
 def test_launch_lines_name_the_settings():
     lines = launch_lines("paper-2.8b", ["seed=1"], 64)
     assert list(lines) == ["torchrun, on every node", "SLURM", "Ray"]
     assert all("FSDP_VERSION" in line and "seed=1" in line for line in lines.values())
+
+
+def test_launch_lines_keep_spaces_quotes_and_globs():
+    """Each line is read as a shell reads it; so is the script in it, and the code is compiled."""
+    source = "my recipes/large it's.yaml"
+    text = 'task_options.text=["/data/my files/*.parquet", "$HOME/it\'s"]'
+    torchrun, slurm, ray = launch_lines(source, [text, "seed=1"], 16).values()
+    out = "/shared/runs/large it's"
+    run = ["-m", "antiphase", "train", source, "--set", text, "--set", "seed=1", "--out", out]
+    assert shlex.split(torchrun)[-len(run) :] == run
+    *words, wrap, script = shlex.split(slurm)
+    assert (words[0], wrap) == ("sbatch", "--wrap")
+    assert shlex.split(script)[-len(run) :] == run
+    assert "$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1):29500" in script
+    *words, python, option, code = shlex.split(ray)
+    assert (words[:3], python, option) == (["ray", "job", "submit"], "python", "-c")
+    assert json.loads(words[words.index("--runtime-env-json") + 1]) == {"env_vars": FSDP}
+    compile(code, "line", "exec")
+    constants = {node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)}
+    assert {source, text, "seed=1", out, 16} <= constants
+
+
+@pytest.mark.parametrize(
+    ("devices", "nodes", "each"), [(1, 1, 1), (8, 1, 8), (12, 2, 6), (20, 4, 5), (64, 8, 8)]
+)
+def test_a_launch_has_as_many_processes_as_the_plan(devices, nodes, each):
+    lines = launch_lines("paper-1.4b", [], devices)
+    assert f"--nnodes {nodes} --nproc-per-node {each} " in lines["torchrun, on every node"]
+    assert f"--nodes {nodes} --ntasks-per-node 1 --gpus-per-node {each} " in lines["SLURM"]
+    assert f"num_workers={devices}," in lines["Ray"]
+
+
+def test_text_is_packed_once_unless_it_is():
+    options = {"text": "/data/my files/*.jsonl", "tokenizer": "bpe:300"}
+    line = pack_line(NANO.changed(task_options=options))
+    assert shlex.split(line) == [
+        *("antiphase", "data", "pack", "/data/my files/*.jsonl"),
+        *("--tokenizer", "bpe:300", "--out", "/shared/text"),
+    ]
+    assert pack_line(NANO.changed(task_options={"text": "packed:/shared/text"})) is None
+    assert pack_line(load_recipe("needle-nano")) is None
+
+
+def test_a_run_folder_has_the_complete_name_of_its_recipe():
+    recipe = load_recipe("paper-1.4b")
+    assert default_run_folder(recipe, "paper-1.4b").name == "paper-1.4b-diff_v1-0"
+    assert default_run_folder(recipe, "mine/large.yaml").name == "large-diff_v1-0"
 
 
 @pytest.mark.parametrize("name", ["paper-1.4b", "paper-2.8b"])

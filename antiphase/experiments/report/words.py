@@ -153,8 +153,9 @@ WORDS: dict[str, str] = {
     ),
     "verdicts": (
         "supported, refuted or undecided by the interval; invalid if a gate failed, so that the "
-        f"test is inconclusive, or if it was withdrawn; none below {MIN_SEEDS} seeds. A test's verdict on a reading is "
-        "that on the reading's primary prediction"
+        "test is inconclusive, or if it was withdrawn after the study; none below "
+        f"{MIN_SEEDS} seeds. A test's verdict on a reading is that on the reading's primary "
+        "prediction"
     ),
     "half-width, detectable": (
         "half the width of an interval; the true difference that a study of this size tells from 0 "

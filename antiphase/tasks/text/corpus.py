@@ -207,6 +207,10 @@ def _paths(source: str) -> list[Path]:
     """Return the files of a folder, a file's path or a glob, sorted."""
     if source == PROSE:
         return prose_files()
+    if not source:  # pathlib takes it for the current folder
+        raise ValueError(
+            "text: got an empty name; give a file, a folder (. for this one) or a glob"
+        )
     path = Path(source)
     if path.is_dir():
         paths = [p for p in sorted(path.rglob("*")) if p.is_file() and _has_text(p)]

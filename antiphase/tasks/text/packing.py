@@ -35,10 +35,9 @@ from antiphase.tasks.text.packed import (
     damaged_shards,
     open_packed,
     read_json,
-    shard_entry,
     write_json,
 )
-from antiphase.tasks.text.shards import FEW_DOCUMENTS, Locks, pieces, split_of, work
+from antiphase.tasks.text.shards import FEW_DOCUMENTS, Locks, pack_again, pieces, split_of, work
 from antiphase.tasks.text.tokenizer import make_tokenizer, tokenizer_key
 
 PACKED = "packed:"  # a source: the folder of a packed corpus
@@ -77,7 +76,7 @@ def pack(
         OSError: the disk is full; what is complete is kept.
     """
     if any(source.startswith(PACKED) for source in sources):
-        return _given(sources)
+        return _given(sources, folder)
     key = _key(sources, tokenizer)
     if folder is None:
         folder = cache_folder() / "text" / key[:16]
@@ -98,30 +97,25 @@ def repair(packed: PackedCorpus, report: Report) -> PackedCorpus:
     """Check every shard of a packed corpus by its checksum, and pack the damaged ones again.
 
     Raises:
-        ValueError: the text of a damaged shard is no longer the text that was packed.
+        ValueError: the text of a damaged shard is no longer the text that was packed; the shard is
+            left as it is.
     """
-    folder, before = packed.folder, packed.manifest
-    faults = damaged_shards(packed)
-    if not faults:
-        return packed
-    for i, fault in faults.items():
+    for i, fault in damaged_shards(packed).items():
         report(f"{fault}: packing shard {i} again")
-        shard_entry(folder, i).unlink(missing_ok=True)
-    _work(folder, 1, report)
-    for i in faults:
-        if read_json(shard_entry(folder, i)) != before["shards"][i]:
-            raise ValueError(
-                f"{folder}: shard {i} was damaged, and its text has changed since it was packed; "
-                "restore the text, or pack into another folder"
-            )
+        pack_again(packed.folder, i, packed.manifest["shards"][i])
     return packed
 
 
-def _given(sources: list[str]) -> PackedCorpus:
+def _given(sources: list[str], out: Path | None) -> PackedCorpus:
     """Return the corpus of `packed:FOLDER`."""
     if len(sources) > 1:
         raise ValueError(
             f"text: got {', '.join(sources)}; {PACKED}FOLDER is a corpus of its own, give it alone"
+        )
+    if out is not None:
+        raise ValueError(
+            f"{sources[0]}: is packed already and is not written to {out}; leave out --out to "
+            "check it, or give the sources of its text"
         )
     folder = Path(sources[0].removeprefix(PACKED))
     found = open_packed(folder)

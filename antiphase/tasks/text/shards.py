@@ -102,8 +102,35 @@ def work(folder: Path, report: Callable[[str], None] = lambda _: None, parent: i
             time.sleep(_PAUSE)
 
 
-def _pack_part(folder: Path, plan: dict[str, Any], number: int, encode: Encode) -> None:
-    """Write one shard, and last its entry."""
+def pack_again(folder: Path, number: int, expected: dict[str, Any]) -> None:
+    """Replace one shard of a packed corpus, if it comes out as it was.
+
+    Args:
+        folder: of the corpus.
+        number: of the shard.
+        expected: its entry in the manifest.
+
+    Raises:
+        ValueError: its text has changed, or cannot be read; the folder is as before.
+        OSError: it cannot be written.
+    """
+    plan = read_json(folder / PLAN)
+    if plan is None:
+        raise ValueError(
+            f"{folder}: has no {PLAN} that says where the text of shard {number} is; pack the text "
+            "into another folder"
+        )
+    _pack_part(folder, plan, number, load_encoder(folder), expected)
+
+
+def _pack_part(
+    folder: Path,
+    plan: dict[str, Any],
+    number: int,
+    encode: Encode,
+    expected: dict[str, Any] | None = None,
+) -> None:
+    """Write one shard as drafts, compare it with what is expected, then name it; last its entry."""
     started = time.perf_counter()
     drafts = {
         split: shard_file(folder, number, split).with_suffix(f".{os.getpid()}.draft")
@@ -129,13 +156,8 @@ def _pack_part(folder: Path, plan: dict[str, Any], number: int, encode: Encode) 
             for file in files.values():
                 file.flush()
                 os.fsync(file.fileno())
-        for split, draft in drafts.items():
-            about = splits[split]
+        for about in splits.values():
             about["sha256"] = about["sha256"].hexdigest()
-            if about["tokens"]:
-                draft.replace(shard_file(folder, number, split))
-            else:
-                draft.unlink()
         entry = {
             "documents": text.documents,
             "bytes": text.bytes,
@@ -143,20 +165,29 @@ def _pack_part(folder: Path, plan: dict[str, Any], number: int, encode: Encode) 
             "splits": splits,
             "lengths": dict(lengths),
         }
+        if expected and any(entry[name] != expected[name] for name in ("text_sha256", "splits")):
+            raise ValueError(
+                f"{folder}: shard {number} was damaged, and its text has changed since it was "
+                "packed; restore the text, or pack into another folder"
+            )
+        for split, draft in drafts.items():
+            if splits[split]["tokens"]:
+                draft.replace(shard_file(folder, number, split))
         write_json(shard_entry(folder, number), entry)
         who = {"host": socket.gethostname(), "process": os.getpid()}
         line = {"shard": number, "seconds": time.perf_counter() - started, **who}
         with (folder / LOG).open("a", encoding="utf-8") as log:
             log.write(json.dumps(line) + "\n")
     except OSError as error:
-        for draft in drafts.values():
-            draft.unlink(missing_ok=True)
         done = len(list((folder / SHARDS).glob("*.json")))
         raise OSError(
             f"{folder}: shard {number} could not be written ({error.strerror or error}); "
             f"{done} of {len(plan['parts'])} shards are complete and kept: free disk space and run "
             "the same command again"
         ) from error
+    finally:
+        for draft in drafts.values():
+            draft.unlink(missing_ok=True)
 
 
 class _Counted:
