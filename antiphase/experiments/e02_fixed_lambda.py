@@ -10,8 +10,8 @@ from antiphase.experiments.conditions import CONDITIONS, NEAR, STRESS, grid
 from antiphase.experiments.contests import accuracy_chart, compare, contest
 from antiphase.experiments.e07_grid import SIZE
 from antiphase.experiments.experiment import Experiment, Measurement, Table, interval_row
-from antiphase.experiments.model_measurements import answer_loss
-from antiphase.experiments.trained_models import TrainedModels
+from antiphase.experiments.model_measurements import Numbers, answer_loss
+from antiphase.experiments.trained_models import TrainedModel, TrainedModels
 from antiphase.experiments.verdicts import Effect, Prediction, learned, noise, room
 from antiphase.training.callbacks import lambdas
 
@@ -85,13 +85,15 @@ class FixedLambdaTest(Experiment):
         return found
 
 
+def layer_lambda(model: TrainedModel, layer: int, step: int | None = None) -> Numbers:
+    """Return lam of a layer at the end of a run, or at a milestone."""
+    return np.array([lambdas(model.load(step))[f"lam_{layer}"]])
+
+
 def _learned_lambda(models: TrainedModels) -> Table:
     """Return V1's lam of each layer."""
-    seeds = [lambdas(model.load()) for model in models[V1]]
     rows = [
-        interval_row(
-            f"layer {name.removeprefix('lam_')}", [np.array([seed[name]]) for seed in seeds]
-        )
-        for name in seeds[0]
+        interval_row(f"layer {layer}", models.values(V1, partial(layer_lambda, layer=layer)))
+        for layer in range(models[V1][0].config.num_hidden_layers)
     ]
     return Table("lam that V1 has learned", ["", "lam"], rows)

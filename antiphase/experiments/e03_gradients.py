@@ -1,6 +1,7 @@
 """Test 3: whether training makes the two maps agree on the noise."""
 
 from collections.abc import Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from antiphase.analysis.statistics import Interval, Values, seed_interval
 from antiphase.experiments.arms import STANDARD, STANDARD_NORM, V1, V1_NO_NORM, V2
 from antiphase.experiments.contests import learned_effects, noise_effect
 from antiphase.experiments.e01_agreement import CORRELATION, GATES, OTHER_HEAD, above_null
+from antiphase.experiments.e02_fixed_lambda import layer_lambda
 from antiphase.experiments.experiment import (
     Chart,
     Experiment,
@@ -20,10 +22,10 @@ from antiphase.experiments.experiment import (
     interval_row,
 )
 from antiphase.experiments.model_measurements import Numbers
-from antiphase.experiments.trained_models import TrainedModel, TrainedModels
+from antiphase.experiments.trained_models import Measure, TrainedModel, TrainedModels
 from antiphase.experiments.verdicts import Effect, Prediction
 from antiphase.tasks.base import as_tensors
-from antiphase.training.callbacks import lambdas, read_metrics
+from antiphase.training.callbacks import read_metrics
 
 RISE = Effect(CORRELATION, V1.name, versus=OTHER_HEAD, condition="end minus start of training")
 FALL = Effect(CORRELATION, V1.name, versus=OTHER_HEAD, condition="start minus end of training")
@@ -57,46 +59,52 @@ class GradientsTest(Experiment):
 
     def measure(self, models: TrainedModels) -> Measurement:
         steps = models.milestones(V1)
-
-        def rise(model: TrainedModel) -> Numbers:
-            return above_null(model) - above_null(model, step=steps[0])
-
         cosines = {
             f"{part}1 and {part}2": [
-                (step, seed_interval([np.array([v]) for v in _cosines(models[V1], step, part)]))
+                (step, _over_seeds(models, partial(gradient_cosine, step=step, part=part)))
                 for step in steps
             ]
             for part in ("q", "k")
         }
         figures: list[Figure] = [
             Chart("Cosine of the gradients of paired projections", "step", "cosine", cosines),
-            _lambda_chart(models[V1], steps),
+            _lambda_chart(models, steps),
             _gradient_norm_chart(models[V1]),
         ]
         rows = []
         for arm in self.arms:
             kept = models.milestones(arm)
             for step in (kept[0], kept[len(kept) // 2], None):
-                found = [_hessian(model, step) for model in models[arm]]
-                largest, smallest = ([np.array([f[i]]) for f in found] for i in (0, 1))
+                largest, smallest = (
+                    models.values(arm, partial(hessian_eigenvalue, step=step, which=which))
+                    for which in EIGENVALUES
+                )
                 when = "end" if step is None else f"step {step}"
                 rows.append(interval_row(f"{arm.name}, {when}", largest, smallest))
-        table = Table("Eigenvalues of the loss's Hessian", ["", "largest", "smallest"], rows)
-        risen: Values = models.values(V1, rise)
+        table = Table("Eigenvalues of the loss's Hessian", ["", *EIGENVALUES], rows)
+        risen: Values = models.values(V1, partial(rise, since=steps[0]))
         effects = {RISE: risen, FALL: [-seed for seed in risen]}
         effects |= learned_effects(models, (V1,)) | noise_effect(models, STANDARD)
         return Measurement(effects, [table], figures)
 
 
-def _lambda_chart(models: Sequence[TrainedModel], steps: list[int]) -> Chart:
+def rise(model: TrainedModel, since: int) -> Numbers:
+    """Return how much the agreement of the maps beyond their null has risen since a milestone."""
+    return above_null(model) - above_null(model, step=since)
+
+
+def _over_seeds(models: TrainedModels, measure: Measure) -> Interval:
+    return seed_interval(models.values(V1, measure))
+
+
+def _lambda_chart(models: TrainedModels, steps: list[int]) -> Chart:
     """Return lam of each layer over training."""
-    found = {step: [lambdas(model.load(step)) for model in models] for step in steps}
     series = {
-        f"layer {name.removeprefix('lam_')}": [
-            (step, seed_interval([np.array([seed[name]]) for seed in seeds]))
-            for step, seeds in found.items()
+        f"layer {layer}": [
+            (step, _over_seeds(models, partial(layer_lambda, layer=layer, step=step)))
+            for step in steps
         ]
-        for name in found[steps[0]][0]
+        for layer in range(models[V1][0].config.num_hidden_layers)
     }
     return Chart("lam over training", "step", "lam", series)
 
@@ -121,17 +129,28 @@ def _batch(model: TrainedModel, size: int) -> dict[str, torch.Tensor]:
     return {name: tensors[name] for name in ("input_ids", "labels")}
 
 
-def _cosines(models: Sequence[TrainedModel], step: int, part: str) -> list[float]:
-    """Return the mean cosine over layers of the gradients of a pair, per seed."""
-    found = []
-    for model in models:
-        net = model.load(step)
-        net(**_batch(model, 32), use_cache=False).loss.backward()
-        layers = net.model.attention_layers
-        found.append(float(np.mean([pair_gradients(layer)[part] for layer in layers])))
-        net.zero_grad()
-    return found
+def gradient_cosine(model: TrainedModel, step: int, part: str) -> Numbers:
+    """Return the cosine of the gradients of a pair of projections, as a mean over layers."""
+    return np.array([_cosines(model, step)[part]])
 
 
+@lru_cache(maxsize=4)
+def _cosines(model: TrainedModel, step: int) -> dict[str, float]:
+    net = model.load(step)
+    net(**_batch(model, 32), use_cache=False).loss.backward()
+    found = [pair_gradients(layer) for layer in net.model.attention_layers]
+    net.zero_grad()
+    return {part: float(np.mean([layer[part] for layer in found])) for part in found[0]}
+
+
+EIGENVALUES = ("largest", "smallest")
+
+
+def hessian_eigenvalue(model: TrainedModel, step: int | None, which: str) -> Numbers:
+    """Return the largest or the smallest eigenvalue of the loss's Hessian."""
+    return np.array([_hessian(model, step)[EIGENVALUES.index(which)]])
+
+
+@lru_cache(maxsize=4)
 def _hessian(model: TrainedModel, step: int | None) -> tuple[float, float]:
     return hessian_extremes(model.load(step), _batch(model, 8), steps=12)

@@ -70,6 +70,11 @@ def common_mode_rejection(model: TrainedModel, null: bool = False) -> Numbers:
     return in_retrieval_heads(model, metric)
 
 
+def rejection_over_null(model: TrainedModel) -> Numbers:
+    """Return how many dB more that is than with A2 of another example."""
+    return common_mode_rejection(model) - common_mode_rejection(model, null=True)
+
+
 class SparsityTest(Experiment):
     """Concentration, sign and noise of the maps that are applied to V.
 
@@ -105,9 +110,7 @@ class SparsityTest(Experiment):
             GINI: models.gain(V1, STANDARD, partial(sparsity_metric, name="Gini")),
             ENTROPY: models.gain(STANDARD, V1, partial(sparsity_metric, name="entropy")),
             CMRR: models.values(V1, common_mode_rejection),
-            OVER_NULL: models.values(
-                V1, lambda m: common_mode_rejection(m) - common_mode_rejection(m, null=True)
-            ),
+            OVER_NULL: models.values(V1, rejection_over_null),
         }
         effects |= {
             NEGATIVE_MASS[arm.name]: models.values(

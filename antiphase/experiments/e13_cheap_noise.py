@@ -47,6 +47,11 @@ def map_rank(model: TrainedModel, which: str, metric: str = "effective rank") ->
     return by_example(ranks)
 
 
+def rank_below_claim(model: TrainedModel) -> Numbers:
+    """Return how far the effective rank of A2 is below the largest that was published."""
+    return CLAIMED_RANK - map_rank(model, "noise")
+
+
 class CheapNoiseTest(Experiment):
     """Low-rank noise against V1, and the rank of V1's own noise maps."""
 
@@ -70,7 +75,7 @@ class CheapNoiseTest(Experiment):
     def measure(self, models: TrainedModels) -> Measurement:
         found = compare(models, self.arms, self.pairs)
         arms = self.arms[1:]  # with a noise map
-        found.effects[RANK] = models.values(V1, lambda m: CLAIMED_RANK - map_rank(m, "noise"))
+        found.effects[RANK] = models.values(V1, rank_below_claim)
         rows = [
             interval_row(
                 f"{arm.name}: {metric}",
@@ -99,7 +104,7 @@ COSTS = (f"loss, {STRESS.name}", "FLOPs per token at 128", "at 2048")
 
 def _cost(models: TrainedModels, arm: Arm) -> list[Cell]:
     """Return the loss, and the FLOPs of one more token at two context lengths."""
-    config = models[arm][0].load().config
+    config = models[arm][0].config
     flops = [summarise(config, context, torch.float32).flops for context in (128, 2048)]
     loss = models.values(arm, answer_loss)
     return [*interval_row(arm.name, loss), *(f"{f:,}" for f in flops)]

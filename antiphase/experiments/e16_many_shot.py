@@ -62,6 +62,11 @@ def by_order(model: TrainedModel) -> Numbers:
     return np.stack([accuracy(model, condition) for condition in ORDERS])
 
 
+def over_orders(model: TrainedModel) -> Numbers:
+    """Return the fraction of orders under which the question is answered, by sequence."""
+    return np.asarray(by_order(model).mean(0))
+
+
 def best(model: TrainedModel) -> Numbers:
     """Return whether the question is answered under the best order for it, by sequence."""
     return np.asarray(by_order(model).max(0))
@@ -115,7 +120,7 @@ class ManyShotTest(Experiment):
         found.effects[SPREAD] = models.gain(ARMS["standard"], ARMS["V1"], spread)
         found.effects[SPREAD_LEFT] = models.values(ARMS["standard"], spread)
         columns = {
-            "mean over orders": lambda model: by_order(model).mean(0),
+            "mean over orders": over_orders,
             "best order": best,
             "worst order": worst,
             "best minus worst": spread,

@@ -7,6 +7,7 @@ repository; what a report needs of them is not.
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from antiphase.training.criterion import CRITERION
 
 KEPT = ("recipe.yaml", "environment.json", CRITERION, MEASURED, "model/config.json")
 _LAST = KEPT[-1]  # its presence says that a run is finished
+
+Wanted = Callable[[str, set[str]], bool]
+"""From a run's key and the names of what was measured of it to whether it is to be restored."""
 
 
 class Records:
@@ -31,38 +35,38 @@ class Records:
 
     def __init__(self, path: Path, root: Path) -> None:
         self.path, self.root = path, root
-        self._keys: set[str] = set()
+        self.restored: set[str] = set()
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        records = [self._record(number, line) for number, line in enumerate(lines, start=1)]
+        self._records = {record["key"]: record for record in records}  # the last of a key counts
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._keys
-
-    def restore(self) -> int:
+    def restore(self, wanted: Wanted = lambda key, measured: True) -> int:
         """Write the folders of recorded runs that are missing.
+
+        Args:
+            wanted: which ones; default: all. A run of which not enough was measured has to be
+                trained again, since its weights are not kept.
 
         Returns:
             How many were written. They count as finished and have no weights.
         """
-        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.is_file() else []
         written = 0
-        for number, line in enumerate(lines, start=1):
-            record = self._record(number, line)
-            self._keys.add(record["key"])
-            folder = self.root / record["key"]
-            if (folder / "recipe.yaml").is_file():
+        for key, record in self._records.items():
+            folder, files = self.root / key, record["files"]
+            if (folder / "recipe.yaml").is_file() or not wanted(key, {*_measured(record)}):
                 continue  # begun or finished here
-            for name in (n for n in record["files"] if n != _LAST):
-                _write(folder / name, record["files"][name])
+            for name in (n for n in files if n != _LAST):
+                _write(folder / name, files[name])
             for name in record["milestones"]:
                 (folder / "milestones" / name).mkdir(parents=True, exist_ok=True)
             os.utime(folder / "recipe.yaml", (record["began"], record["began"]))  # as locks see it
-            _write(folder / _LAST, record["files"][_LAST])
+            _write(folder / _LAST, files[_LAST])
+            self.restored.add(key)
             written += 1
         return written
 
     def add(self, folder: Path) -> None:
-        """Append a finished run, unless it is there."""
-        if folder.name in self:
-            return
+        """Append a finished run, unless the file has all of it; what it had is kept."""
         files = {name: (folder / name).read_text() for name in KEPT if (folder / name).is_file()}
         held_out = [line for line in read_metrics(folder) if "held_out_loss" in line]
         files[METRICS] = "".join(json.dumps(line) + "\n" for line in held_out)
@@ -72,28 +76,42 @@ class Records:
             "milestones": sorted(path.name for path in folder.glob("milestones/*")),
             "files": files,
         }
+        known = self._records.get(folder.name)
+        if known is not None:
+            before, now = _measured(known), _measured(record)
+            if {*now} <= {*before}:
+                return
+            files[MEASURED] = json.dumps({**before, **now})
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        self._keys.add(folder.name)
+        self._records[folder.name] = record
 
     def _record(self, number: int, line: str) -> dict[str, Any]:
         try:
             record: dict[str, Any] = json.loads(line)
+            files = record["files"]
             named = isinstance(record["key"], str) and Path(record["key"]).name == record["key"]
-            known = {*record["files"]} <= {*KEPT, METRICS} and {"recipe.yaml", _LAST} <= {
-                *record["files"]
-            }
-            if not (named and known and isinstance(record["began"], float)):
+            known = {"recipe.yaml", _LAST} <= {*files} <= {*KEPT, METRICS}
+            kept = [name for name in record["milestones"] if Path(name).name == name]
+            if not (named and known and isinstance(record["began"], float)) or kept != [
+                *record["milestones"]
+            ]:
                 raise ValueError("unexpected fields")
-        except (KeyError, TypeError, ValueError) as error:
+            _measured(record)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(
                 f"{self.path}, line {number}: is not the record of a run ({error}); remove the line"
                 " to train that run again"
             ) from error
         return record
+
+
+def _measured(record: dict[str, Any]) -> dict[str, Any]:
+    """Return what was measured of a recorded run, by name."""
+    return dict(json.loads(record["files"].get(MEASURED, "{}")))
 
 
 def _write(path: Path, text: str) -> None:

@@ -9,7 +9,6 @@ the same runs.
 import json
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -27,15 +26,13 @@ from antiphase.experiments.attention_example import (
     AttentionExample,
     attention_example,
 )
-from antiphase.experiments.engine import Engine, Job
+from antiphase.experiments.engine import Engine
 from antiphase.experiments.experiment import Experiment, Table
-from antiphase.experiments.leases import LEASES, holders, lease
 from antiphase.experiments.local_pool import LocalEngine
 from antiphase.experiments.lock import check_lock, require_same, write_lock
 from antiphase.experiments.model_measurements import EXAMPLES, SEQUENCES
 from antiphase.experiments.plans import Plan
 from antiphase.experiments.published_claims import published_claims
-from antiphase.experiments.records import Records
 from antiphase.experiments.registry import EXPERIMENTS, RegisteredTest
 from antiphase.experiments.results import (
     NOT_SELECTED,
@@ -50,6 +47,15 @@ from antiphase.experiments.results import (
     result_to_json,
     without_nan,
 )
+from antiphase.experiments.study_records import (
+    MEASURES,
+    Runs,
+    StudyRecords,
+    distinct_arms,
+    measured_as,
+    measuring,
+    version_of,
+)
 from antiphase.experiments.train_all import duration, train_all
 from antiphase.experiments.trained_models import TrainedModels
 from antiphase.experiments.training_tables import training_tables
@@ -60,10 +66,6 @@ from antiphase.training import Recipe
 from antiphase.training.checkpoints import write_atomic
 from antiphase.training.components import dataset, model_config
 from antiphase.training.provenance import environment
-
-MEASURES = "version 2"  # of the claims and of the example of attention; raised by hand
-Runs = dict[str, list[TrainingRun]]
-"""The runs of each arm, by its name, one per seed."""
 
 
 def run_study(
@@ -102,11 +104,9 @@ def run_study(
             plan.id, plan.seeds, predictions_of(plan), design_of(plan), folder, _started(plan, root)
         )
     engine = engine or LocalEngine()
-    kept = None if records is None else Records(records, root)
-    if kept is not None and (restored := kept.restore()):
-        console.print(
-            f"{restored} finished runs taken from {records}", highlight=False, soft_wrap=True
-        )
+    kept = None if records is None else StudyRecords(records, folder, console)
+    if kept is not None and plan.grid is not None:
+        kept.restore_tuning(plan.grid.seeds)
     _announce(plan, arms, engine.workers, console)
     settings, tuning = _settings(plan, arms, root, console, engine, kept)
     runs: Runs = {
@@ -116,10 +116,11 @@ def run_study(
         ]
         for arm in arms
     }
+    if kept is not None:
+        kept.restore_runs(chosen, runs)
     by_seed = [run for group in zip(*runs.values(), strict=True) for run in group]
-    after_each = None if kept is None else _Recorder(chosen, runs, folder, kept, console)
-    errors = train_all(by_seed, root, console, engine, after_each)
-    with _measuring(folder, console):
+    errors = train_all(by_seed, root, console, engine, kept.record_run if kept else None)
+    with measuring(folder, console):
         results = _results(plan, chosen, runs, errors, folder, console)
         models = TrainedModels.finished(runs, root, MEASURES)
         with console.status("measuring: training"):
@@ -139,13 +140,6 @@ def run_study(
         [*([tuning] if tuning else []), *tables],
         attention,
     )
-
-
-def _measuring(folder: Path, console: Console) -> AbstractContextManager[bool]:
-    """Let one study at a time measure in a folder; another one waits, then finds the results."""
-    if (holder := holders(folder / LEASES).get("measuring")) and not holder.gone:
-        console.print(f"waiting: {holder} measures in this folder", highlight=False, soft_wrap=True)
-    return lease(folder / LEASES, "measuring")
 
 
 def _results(
@@ -210,78 +204,28 @@ def design_of(plan: Plan) -> dict[str, Any]:
     }
 
 
-def distinct_arms(tests: Sequence[Experiment] | Any) -> list[Arm]:
-    """Return the arms of tests, each once.
-
-    Raises:
-        ValueError: two different arms have the same name.
-    """
-    found: dict[str, Arm] = {}
-    for test in tests:
-        for arm in test.arms:
-            if found.setdefault(arm.name, arm) != arm:
-                raise ValueError(f"arms: two different arms are called {arm.name!r}; rename one")
-    return list(found.values())
-
-
-class _Recorder:
-    """Measures a seed once all its arms are trained, then records its runs.
-
-    Args:
-        tests: of the study, by number.
-        runs: of each arm.
-        folder: of the study.
-        records: where the runs are kept.
-        console: where progress is shown.
-    """
-
-    def __init__(
-        self,
-        tests: Mapping[int, Experiment],
-        runs: Runs,
-        folder: Path,
-        records: Records,
-        console: Console,
-    ) -> None:
-        self.tests, self.folder, self.records, self.console = tests, folder, records, console
-        self._seeds = [
-            {name: [run] for name, run in zip(runs, group, strict=True)}
-            for group in zip(*runs.values(), strict=True)
-        ]
-
-    def __call__(self, ended: Job) -> None:
-        """Record what the job completes."""
-        root = self.folder / "trained"
-        mine = next(s for s in self._seeds if any(run.key == ended.key for (run,) in s.values()))
-        if ended.key in self.records or not all(r.finished(root) for (r,) in mine.values()):
-            return
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        with _measuring(self.folder, self.console):
-            for number, test in self.tests.items():
-                arms = {arm.name: mine[arm.name] for arm in test.arms}
-                test.measure(TrainedModels.finished(arms, root, _measured_as(number, test)))
-            models = TrainedModels.finished(mine, root, MEASURES)
-            training_tables(models, distinct_arms(self.tests.values()))
-            for (run,) in mine.values():
-                self.records.add(run.folder(root))
-        torch.set_num_threads(threads)
-
-
 def _settings(
     plan: Plan,
     arms: Sequence[Arm],
     root: Path,
     console: Console,
     engine: Engine,
-    records: Records | None,
+    records: StudyRecords | None,
 ) -> tuple[dict[str, Settings], Table | None]:
     """Return the settings of each arm, and the table of tuning if there was any."""
     if plan.grid is None:
         scale = float(plan.recipe.model.get("branch_scale", 1.0))
         middle = {arm.name: {k: v[len(v) // 2] for k, v in arm.sweep.items()} for arm in arms}
         return {a.name: Settings(plan.recipe.lr, scale, middle[a.name]) for a in arms}, None
-    found = tune(plan.recipe, arms, plan.grid, root, console, engine, records)
+    found = tune(
+        plan.recipe,
+        arms,
+        plan.grid,
+        root,
+        console,
+        engine,
+        records.record_tuning if records else None,
+    )
     chosen = {t.arm.name: plan.grid.settings(t.best, t.options) for t in found}
     return chosen, tuning_table(found, plan.grid)
 
@@ -324,11 +268,14 @@ def _seconds_per_step(recipe: Recipe) -> float:
     return (time.perf_counter() - begin) / 3
 
 
+def _seed_of(key: str) -> int:
+    return int(key.rsplit("-", 2)[1])
+
+
 def _begun(plan: Plan, root: Path) -> list[Path]:
     """Return the folders of all runs with one of the plan's seeds, begun or finished."""
     found = sorted(root.glob("*/recipe.yaml"))
-    seeds = {str(seed) for seed in plan.seeds}
-    return [p.parent for p in found if p.parent.name.rsplit("-", 2)[1] in seeds]
+    return [path.parent for path in found if _seed_of(path.parent.name) in plan.seeds]
 
 
 def _started(plan: Plan, root: Path) -> list[tuple[str, datetime]]:
@@ -364,8 +311,8 @@ def _run(
     if earlier is not None and earlier.keys == result.keys and _complete(earlier, test):
         _adopt(result, earlier, test)
         return result
-    measured_as = _measured_as(entry.number, test)
-    measured = test.measure(TrainedModels.finished(mine, root, measured_as))
+    who = measured_as(entry.number, test)
+    measured = test.measure(TrainedModels.finished(mine, root, who))
     require_measured(f"{entry.number} ({entry.title})", test.predictions, measured.effects)
     result.effects = {effect: seed_interval(v) for effect, v in measured.effects.items()}
     result.tables, result.figures = measured.tables, measured.figures
@@ -391,7 +338,7 @@ def _earlier(entry: RegisteredTest, folder: Path) -> Result:
     if earlier is None:
         result.why_not = NOT_SELECTED
         return result
-    if earlier.keys[:1] != [_version(test)] or [*earlier.arms] != [arm.name for arm in test.arms]:
+    if earlier.keys[:1] != [version_of(test)] or [*earlier.arms] != [arm.name for arm in test.arms]:
         result.why_not = "measured earlier with other arms or another version, so left out"
         return result
     if not _complete(earlier, test):
@@ -421,16 +368,8 @@ def _complete(earlier: Result, test: Experiment) -> bool:
     return {e for prediction in test.predictions for e in prediction.required} <= {*earlier.effects}
 
 
-def _version(test: Experiment) -> str:
-    return f"version {test.version}"
-
-
-def _measured_as(number: int, test: Experiment) -> str:
-    return f"test {number}, {_version(test)}"
-
-
 def _keys(test: Experiment, runs: Runs) -> list[str]:
-    return [_version(test), *(run.key for mine in runs.values() for run in mine)]
+    return [version_of(test), *(run.key for mine in runs.values() for run in mine)]
 
 
 def _measured_file(entry: RegisteredTest, folder: Path) -> Path:
@@ -452,7 +391,7 @@ def _claims(
     """Return the published numbers beside those of STANDARD and V1, and the seeds of ours."""
     path = folder / "measured" / "claims.json"
     kept = read_json(path)
-    if plan.on_text or STANDARD not in models or V1 not in models:  # not part of it, not trained
+    if plan.on_text or not models.have_weights(STANDARD, V1):  # not part of it, not trained here
         if kept is None:
             return [], []
     else:
@@ -473,7 +412,10 @@ def _attention(
         return None
     path = folder / "measured" / "attention.json"
     kept = read_json(path)
-    keys = [MEASURES, *(runs[arm.name][0].key for arm in ROW_ARMS if arm in models)]
+    here = [arm for arm in ROW_ARMS if arm in models]
+    keys = [MEASURES, *(runs[arm.name][0].key for arm in here)]
+    if not models.have_weights(*here):
+        return None if kept is None else AttentionExample.from_dict(kept["example"])
     both = STANDARD in models and V1 in models
     if kept is None or (both and kept["keys"] != keys):
         found = attention_example(models)

@@ -13,7 +13,7 @@ from antiphase.analysis.statistics import Values, difference
 from antiphase.experiments.arms import Arm, TrainingRun
 from antiphase.experiments.conditions import AS_TRAINED, Condition
 from antiphase.experiments.measured_values import measure_name, measured_values
-from antiphase.models import AntiphaseForCausalLM
+from antiphase.models import AntiphaseConfig, AntiphaseForCausalLM
 from antiphase.training.components import dataset
 
 
@@ -39,6 +39,11 @@ class TrainedModel:
         """
         return _load(self.folder / ("model" if step is None else f"milestones/step{step}"))
 
+    @property
+    def config(self) -> AntiphaseConfig:
+        """Return the configuration of the model, for which no weights are needed."""
+        return AntiphaseConfig.from_pretrained(self.folder / "model")
+
     def milestones(self) -> list[int]:
         """Return the steps whose weights were kept, first to last."""
         wanted = self.run.recipe.milestones  # a run may have ended before some of them
@@ -50,9 +55,13 @@ class TrainedModel:
         return dataset(recipe.changed(task_options=condition.task_options(recipe)), split, size)
 
 
+def _has_weights(path: Path) -> bool:
+    return any(path.glob("*.safetensors"))
+
+
 @lru_cache(maxsize=64)  # loading a small model takes longer than most measurements of it
 def _load(path: Path) -> AntiphaseForCausalLM:
-    if not any(path.glob("*.safetensors")):
+    if not _has_weights(path):
         raise FileNotFoundError(
             f"{path}: has no weights; the run is one of --records, which keep none. Remove its "
             "folder, and its line there, to train it again"
@@ -106,6 +115,13 @@ class TrainedModels:
 
     def __contains__(self, arm: Arm) -> bool:
         return bool(self._models.get(arm.name))
+
+    def have_weights(self, *arms: Arm) -> bool:
+        """Return whether every model of these arms is trained, and its weights are here."""
+        return all(
+            arm in self and all(_has_weights(model.folder / "model") for model in self[arm])
+            for arm in arms
+        )
 
     def milestones(self, arm: Arm) -> list[int]:
         """Return the steps at which the weights of every seed were kept."""

@@ -7,7 +7,7 @@ An option of the mechanism that is swept is chosen first, at the centre of the g
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,8 @@ from typing import Any
 from rich.console import Console
 
 from antiphase.experiments.arms import Arm, Settings, TrainingRun, arm_recipe
-from antiphase.experiments.engine import Engine
+from antiphase.experiments.engine import Engine, Job
 from antiphase.experiments.experiment import Cell, Table
-from antiphase.experiments.records import Records
 from antiphase.experiments.train_all import train_all
 from antiphase.training import Recipe
 from antiphase.training.callbacks import read_metrics
@@ -110,7 +109,7 @@ def tune(
     root: Path,
     console: Console,
     engine: Engine | None = None,
-    records: Records | None = None,
+    after_each: Callable[[Job], None] | None = None,
 ) -> list[ArmTuning]:
     """Tune arms; finished runs are not repeated.
 
@@ -121,7 +120,7 @@ def tune(
         root: folder of all runs.
         console: where progress is shown.
         engine: performs the runs; default: all cores of this machine.
-        records: where finished runs are kept, too.
+        after_each: called with every finished run.
 
     Returns:
         One entry per arm, in their order.
@@ -136,7 +135,6 @@ def tune(
             ]
             for arm, s in wanted
         ]
-        after_each = (lambda run: records.add(run.folder(root))) if records else None
         train_all([run for group in runs for run in group], root, console, engine, after_each)
         return [sum(final_loss(run, root) for run in group) / len(group) for group in runs]
 

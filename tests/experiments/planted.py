@@ -219,13 +219,13 @@ def measure(number: int, world: World, monkeypatch: pytest.MonkeyPatch) -> Resul
         ),
         (TrainedModel, "milestones"): lambda model: model.run.recipe.milestones,
         (e02_fixed_lambda, "lambdas"): lambda net: LAMBDAS,
-        (e03_gradients, "lambdas"): lambda net: LAMBDAS,
         (e03_gradients, "read_metrics"): lambda folder: [{"step": 4, "grad_norm": 1.0}],
-        (e03_gradients, "_cosines"): lambda models, step, part: [0.1] * len(models),
+        (e03_gradients, "_cosines"): lambda model, step: {"q": 0.1, "k": 0.1},
         (e03_gradients, "_hessian"): lambda model, step: (2.0, -1.0),
         (TrainedModel, "load"): lambda model, step=None: SimpleNamespace(
             config=config(model.run.recipe.attention), world=world, model=model
         ),
+        (TrainedModel, "config"): property(lambda model: config(model.run.recipe.attention)),
         (flow, "logit_change"): logit_change,
         (e15_layers, "residual_cosine"): lambda net, ids: torch.zeros(LAYERS, B, T),
         (e13_cheap_noise, "summarise"): lambda config, context, dtype: summary(

@@ -24,6 +24,7 @@ from antiphase.explorer.save import save_study_page
 from antiphase.training import Recipe, load_recipe
 from tests.experiments.small import InProcess
 
+MINIMAL = {"recipe.yaml": "", "model/config.json": ""}
 WORDS = "the river runs past a mill and the mill grinds corn for those who live by the river"
 
 
@@ -93,6 +94,19 @@ def test_a_study_continues_on_another_machine_from_records(study, plan, tmp_path
     assert len(records.read_text().splitlines()) == 22
 
 
+def test_a_recorded_run_that_a_test_has_not_measured_is_trained_again(plan, tmp_path):
+    """Its weights are not kept; afterwards the file has what both tests measured."""
+    records, one = tmp_path / "runs.jsonl", replace(plan, seeds=plan.seeds[:1])
+    run_small(replace(one, tests=(19,)), tmp_path / "first", records)
+    assert len(records.read_text().splitlines()) == 3
+    _, said = run_small(replace(one, tests=(20,)), tmp_path / "second", records)
+    assert "3 runs, 3 of them to train" in said
+    assert len(records.read_text().splitlines()) == 6
+    _, said = run_small(replace(one, tests=(19, 20)), tmp_path / "third", records)
+    assert "3 finished runs taken from" in said
+    assert "3 runs, 0 of them to train" in said
+
+
 def test_a_model_without_weights_says_so(study, plan, tmp_path):
     _, folder = study
     recipe = arm_recipe(plan.recipe, STANDARD, Settings(plan.recipe.lr)).changed(seed=0)
@@ -116,6 +130,7 @@ def test_a_model_without_weights_says_so(study, plan, tmp_path):
         "[]",
         json.dumps({"key": "../up", "began": 1.0, "milestones": [], "files": {}}),
         json.dumps({"key": "a", "began": 1.0, "milestones": [], "files": {"../x": "text"}}),
+        json.dumps({"key": "a", "began": 1.0, "milestones": ["../x"], "files": MINIMAL}),
     ],
 )
 def test_a_damaged_record_is_named(line, tmp_path):

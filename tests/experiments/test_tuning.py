@@ -163,11 +163,13 @@ def test_nothing_is_trained_twice(tmp_path):
 def test_tuning_continues_from_records_on_another_machine(tmp_path):
     first, second, path = tmp_path / "first", tmp_path / "second", tmp_path / "runs.jsonl"
     engine, console = FakeEngine(loss=bowl(1, 0)), Console(quiet=True)
-    found = tune(RECIPE, [V1], Grid(), first, console, engine, Records(path, first))
+    records = Records(path, first)
+    keep = lambda run: records.add(run.folder(first))  # noqa: E731
+    found = tune(RECIPE, [V1], Grid(), first, console, engine, keep)
     assert len(path.read_text().splitlines()) == len(engine.trained) > len(SQUARE)
-    records, idle = Records(path, second), FakeEngine()
-    assert records.restore() == len(engine.trained)
-    assert tune(RECIPE, [V1], Grid(), second, console, idle, records) == found
+    assert Records(path, second).restore() == len(engine.trained)
+    idle = FakeEngine()
+    assert tune(RECIPE, [V1], Grid(), second, console, idle) == found
     assert idle.trained == []
 
 

@@ -1,0 +1,127 @@
+"""What a study keeps of its runs beyond their weights, and who measured what.
+
+Tests measure every run of their arms by named functions, whose values stay in the run's folder
+(`measured_values.py`). With a file of records, a seed is measured as soon as all its arms are
+trained, and its runs are recorded; another machine then needs no weights of it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from antiphase.experiments.arms import Arm, TrainingRun
+from antiphase.experiments.engine import Job
+from antiphase.experiments.experiment import Experiment
+from antiphase.experiments.leases import LEASES, holders, lease
+from antiphase.experiments.records import Records, Wanted
+from antiphase.experiments.trained_models import TrainedModels
+from antiphase.experiments.training_tables import training_tables
+
+MEASURES = "version 2"  # of training tables, claims and the example of attention; raised by hand
+Runs = dict[str, list[TrainingRun]]
+"""The runs of each arm, by its name, one per seed."""
+
+
+def version_of(test: Experiment) -> str:
+    """Return a test's version, in words."""
+    return f"version {test.version}"
+
+
+def measured_as(number: int, test: Experiment) -> str:
+    """Return who measures, in the names of values: a test and its version."""
+    return f"test {number}, {version_of(test)}"
+
+
+def distinct_arms(tests: Iterable[Experiment]) -> list[Arm]:
+    """Return the arms of tests, each once.
+
+    Raises:
+        ValueError: two different arms have the same name.
+    """
+    found: dict[str, Arm] = {}
+    for test in tests:
+        for arm in test.arms:
+            if found.setdefault(arm.name, arm) != arm:
+                raise ValueError(f"arms: two different arms are called {arm.name!r}; rename one")
+    return list(found.values())
+
+
+def measuring(folder: Path, console: Console) -> AbstractContextManager[bool]:
+    """Let one study at a time measure in a folder; another one waits, then finds the results."""
+    if (holder := holders(folder / LEASES).get("measuring")) and not holder.gone:
+        console.print(f"waiting: {holder} measures in this folder", highlight=False, soft_wrap=True)
+    return lease(folder / LEASES, "measuring")
+
+
+class StudyRecords:
+    """The file of a study's finished runs.
+
+    Args:
+        path: of the file.
+        folder: of the study.
+        console: where progress is shown.
+    """
+
+    def __init__(self, path: Path, folder: Path, console: Console) -> None:
+        self.folder, self.root, self.console = folder, folder / "trained", console
+        self._records = Records(path, self.root)
+        self._tests: Mapping[int, Experiment] = {}
+        self._seeds: list[Runs] = []
+
+    def restore_tuning(self, seeds: Sequence[int]) -> None:
+        """Take the recorded tuning runs, which are those with these seeds."""
+        self._restore("tuning runs", lambda key, measured: int(key.rsplit("-", 2)[1]) in seeds)
+
+    def record_tuning(self, run: Job) -> None:
+        """Record a finished tuning run: its held-out losses are all that is needed of it."""
+        self._records.add(run.folder(self.root))
+
+    def restore_runs(self, tests: Mapping[int, Experiment], runs: Runs) -> None:
+        """Take the recorded runs of a study, as far as all its tests have measured them.
+
+        Args:
+            tests: to be measured, by number.
+            runs: of each arm.
+        """
+        self._tests = tests
+        self._seeds = [
+            {name: [run] for name, run in zip(runs, group, strict=True)}
+            for group in zip(*runs.values(), strict=True)
+        ]
+        needed = {run.key: {MEASURES} for mine in runs.values() for run in mine}
+        for number, test in tests.items():
+            for run in (run for arm in test.arms for run in runs[arm.name]):
+                needed[run.key].add(measured_as(number, test))
+
+        def wanted(key: str, measured: set[str]) -> bool:
+            return key in needed and needed[key] <= {n.partition(": ")[0] for n in measured}
+
+        self._restore("runs", wanted)
+
+    def record_run(self, ended: Job) -> None:
+        """Measure and record the runs of a seed, if this one is the last of them to be trained."""
+        mine = next(s for s in self._seeds if any(run.key == ended.key for (run,) in s.values()))
+        runs = [run for (run,) in mine.values()]
+        restored = all(run.key in self._records.restored for run in runs)
+        if restored or not all(run.finished(self.root) for run in runs):
+            return
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        with measuring(self.folder, self.console):
+            for number, test in self._tests.items():
+                arms = {arm.name: mine[arm.name] for arm in test.arms}
+                who = measured_as(number, test)
+                test.measure(TrainedModels.finished(arms, self.root, who))
+            models = TrainedModels.finished(mine, self.root, MEASURES)
+            training_tables(models, distinct_arms(self._tests.values()))
+            for run in runs:
+                self._records.add(run.folder(self.root))
+        torch.set_num_threads(threads)
+
+    def _restore(self, what: str, wanted: Wanted) -> None:
+        if count := self._records.restore(wanted):
+            text = f"{count} finished {what} taken from {self._records.path}"
+            self.console.print(text, highlight=False, soft_wrap=True)
