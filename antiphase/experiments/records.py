@@ -15,7 +15,6 @@ from antiphase.training.callbacks import METRICS, read_metrics
 from antiphase.training.criterion import CRITERION
 
 KEPT = ("recipe.yaml", "environment.json", CRITERION, MEASURED, "model/config.json")
-_LAST = KEPT[-1]  # its presence says that a run is finished
 
 
 class Records:
@@ -24,13 +23,14 @@ class Records:
     Args:
         path: of the file; one that does not exist is created with the first run.
         root: folder of all runs.
+        kept: files of a run that are kept; the presence of the last says that it is finished.
 
     Raises:
         ValueError: a line of the file is not the record of a run.
     """
 
-    def __init__(self, path: Path, root: Path) -> None:
-        self.path, self.root = path, root
+    def __init__(self, path: Path, root: Path, kept: tuple[str, ...] = KEPT) -> None:
+        self.path, self.root, self.kept = path, root, kept
         self._keys: set[str] = set()
 
     def __contains__(self, key: str) -> bool:
@@ -50,12 +50,13 @@ class Records:
             folder = self.root / record["key"]
             if (folder / "recipe.yaml").is_file():
                 continue  # begun or finished here
-            for name in (n for n in record["files"] if n != _LAST):
+            last = self.kept[-1]
+            for name in (n for n in record["files"] if n != last):
                 _write(folder / name, record["files"][name])
             for name in record["milestones"]:
                 (folder / "milestones" / name).mkdir(parents=True, exist_ok=True)
             os.utime(folder / "recipe.yaml", (record["began"], record["began"]))  # as locks see it
-            _write(folder / _LAST, record["files"][_LAST])
+            _write(folder / last, record["files"][last])
             written += 1
         return written
 
@@ -63,7 +64,8 @@ class Records:
         """Append a finished run, unless it is there."""
         if folder.name in self:
             return
-        files = {name: (folder / name).read_text() for name in KEPT if (folder / name).is_file()}
+        there = [name for name in self.kept if (folder / name).is_file()]
+        files = {name: (folder / name).read_text() for name in there}
         held_out = [line for line in read_metrics(folder) if "held_out_loss" in line]
         files[METRICS] = "".join(json.dumps(line) + "\n" for line in held_out)
         record = {
@@ -83,9 +85,8 @@ class Records:
         try:
             record: dict[str, Any] = json.loads(line)
             named = isinstance(record["key"], str) and Path(record["key"]).name == record["key"]
-            known = {*record["files"]} <= {*KEPT, METRICS} and {"recipe.yaml", _LAST} <= {
-                *record["files"]
-            }
+            files = {*record["files"]}
+            known = files <= {*self.kept, METRICS} and {"recipe.yaml", self.kept[-1]} <= files
             if not (named and known and isinstance(record["began"], float)):
                 raise ValueError("unexpected fields")
         except (KeyError, TypeError, ValueError) as error:
