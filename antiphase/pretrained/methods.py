@@ -146,7 +146,6 @@ METHODS = {
         "a differential model (V2) that starts as the same function; its attention is trained", _v2
     ),
 }
-CONTROLS = ("adapter-only", "kvo-only", "lora", "full")
 
 
 def method(name: str) -> Method:
