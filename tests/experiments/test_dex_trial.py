@@ -350,8 +350,9 @@ run_trial(plan, folder, Console(quiet=True), seeds=1, engine=InProcess())
 
 
 def killed_plan(recipe):
-    """Return a study of two arms."""
-    return DexPlan(recipe, OPTIONS, (KV, HELD), extensions=0, tuning_steps=2)
+    """Return a study of two arms; the first, which is killed, has two learning rates."""
+    arms = (replace(FAST, rate_of=None), KV)
+    return DexPlan(recipe, OPTIONS, arms, extensions=0, tuning_steps=2)
 
 
 def test_killed_and_resumed_the_end_is_the_same(plan, tmp_path):
