@@ -1,4 +1,4 @@
-"""Plots of scores before and after training, and of DEX against its controls."""
+"""Plots of scores before and after training, and of arms against a baseline."""
 
 from pathlib import Path
 from typing import Any
@@ -46,11 +46,12 @@ def draw_change(results: dict[str, Any], path: Path) -> bool:
     return True
 
 
-def draw_against(effects: dict[str, dict[str, Interval]], path: Path) -> bool:
-    """Draw DEX minus each control as a point with an interval, one panel per measure.
+def draw_against(effects: dict[str, dict[str, Interval]], baseline: str, path: Path) -> bool:
+    """Draw each arm minus a baseline as a point with an interval, one panel per measure.
 
     Args:
-        effects: by measure, then by control.
+        effects: by measure, then by arm.
+        baseline: its name.
         path: the PNG file to write.
 
     Returns:
@@ -60,17 +61,22 @@ def draw_against(effects: dict[str, dict[str, Interval]], path: Path) -> bool:
     if plt is None:
         return False
     figure, axes = plt.subplots(
-        1, len(effects), figsize=(4 * len(effects), 2.8), layout="constrained", squeeze=False
+        1,
+        len(effects),
+        figsize=(4 * len(effects), 3.2),
+        layout="constrained",
+        squeeze=False,
+        sharey=True,
     )
-    for axis, (measure, by_control) in zip(axes[0], effects.items(), strict=True):
-        for i, effect in enumerate(by_control.values()):
+    for axis, (measure, by_arm) in zip(axes[0], effects.items(), strict=True):
+        for i, effect in enumerate(by_arm.values()):
             error = [[effect.mean - effect.low], [effect.high - effect.mean]]
             axis.errorbar(effect.mean, i, xerr=error, fmt="o", color=COLOURS[0])
         axis.axvline(0, color="black", lw=1)
-        axis.set_yticks(range(len(by_control)), list(by_control))
-        axis.invert_yaxis()
-        axis.set_title(f"{measure}: DEX minus control", fontsize=10)
+        axis.set_yticks(range(len(by_arm)), list(by_arm))
+        axis.set_title(f"{measure}: minus {baseline}", fontsize=10)
         axis.grid(alpha=0.25)
+    axes[0, 0].invert_yaxis()  # shared by all panels
     figure.savefig(path, dpi=110)
     plt.close(figure)
     return True

@@ -21,6 +21,7 @@ from antiphase.training.run_folder import default_unchain_folder
 
 if TYPE_CHECKING:
     from antiphase.analysis.before_after import BeforeAfterOptions
+    from antiphase.experiments.dex_trial import DexPlan
     from antiphase.training import Recipe
 
 
@@ -33,18 +34,36 @@ def unchain(
         typer.Option(help="training text: files, globs, folders, stdlib, datasets:NAME"),
     ] = None,
     method: Annotated[str, typer.Option(help="dex, v2, or a control; see --list")] = "dex",
-    steps: Annotated[int, typer.Option(help="number of optimizer steps")] = 200,
+    steps: Annotated[
+        Optional[int],
+        typer.Option(help="number of optimizer steps [200; with --controls 300, the least]"),
+    ] = None,
     setting: Annotated[
         Optional[list[str]], set_option("a field of the recipe, or evaluation.NAME; e.g. lr=5e-5")
     ] = None,
     out: Annotated[
-        Optional[Path], typer.Option(help="folder of the run; default runs/unchain/MODEL-METHOD")
+        Optional[Path],
+        typer.Option(help="folder [runs/unchain/MODEL-METHOD; with --controls, MODEL-controls]"),
     ] = None,
     controls: Annotated[
-        bool, typer.Option("--controls", help="run DEX and all controls, and compare them")
+        bool,
+        typer.Option("--controls", help="run the locked study of DEX and its controls; hours"),
+    ] = False,
+    lock: Annotated[
+        bool,
+        typer.Option(
+            "--lock", help="with --controls: lock predictions, design and seeds, and exit"
+        ),
     ] = False,
     seeds: Annotated[
-        Optional[int], typer.Option(help="number of seeds, with --controls; default 3")
+        Optional[int],
+        typer.Option(help="with --controls: how many of the five locked seeds to run [3]"),
+    ] = None,
+    records_file: Annotated[
+        Optional[Path],
+        typer.Option(
+            "--records", help="with --controls: keep finished runs in this file; start from it"
+        ),
     ] = None,
     list_methods: Annotated[bool, list_option("the methods")] = False,
     quiet: Quiet = False,
@@ -61,23 +80,35 @@ def unchain(
     require_one_of(METHODS, method=method)
     if seeds is not None and not controls:
         raise ValueError("--seeds: needs --controls; the seed of one run is --set seed=N")
+    if (lock or records_file is not None) and not controls:
+        raise ValueError(f"--{'lock' if lock else 'records'}: needs --controls")
     require_at_least(1, seeds=seeds, steps=steps)
     if controls and method != "dex":
         raise ValueError(f"--method {method}: --controls runs DEX and all controls; leave it out")
     require_output_folder("--out", out)
     require_sources(text)
-    from antiphase.experiments.unchain import unchain_settings
     from antiphase.models.locate import locate_model
+
+    if controls:
+        from antiphase.experiments.dex_trial import SEEDS, trial_plan
+
+        if seeds is not None and seeds > len(SEEDS):
+            raise ValueError(f"--seeds: got {seeds}, the study has {len(SEEDS)} locked ones")
+        plan = trial_plan(setting or [], start=model, steps=steps, text=text)
+        locate_model(model)  # a wrong name is found before any work
+        folder = out or default_unchain_folder(model, "controls")
+        if lock:
+            _lock(output, plan, folder)
+        else:
+            _controls(output, plan, folder, seeds or 3, records_file)
+        return
+    from antiphase.experiments.unchain import unchain_settings
 
     recipe, options = unchain_settings(
         setting or [], start=model, method=method, steps=steps, text=text
     )
-    locate_model(model)  # a wrong name is found before any work
-    if controls:
-        folder = out or Path("runs/unchain/controls")
-        _compare_controls(output, recipe, options, folder, seeds or 3)
-    else:
-        _run(output, recipe, options, out or default_unchain_folder(model, method))
+    locate_model(model)
+    _run(output, recipe, options, out or default_unchain_folder(model, method))
 
 
 def _run(output: Output, recipe: "Recipe", options: "BeforeAfterOptions", folder: Path) -> None:
@@ -111,18 +142,31 @@ def _run(output: Output, recipe: "Recipe", options: "BeforeAfterOptions", folder
     )
 
 
-def _compare_controls(
-    output: Output, recipe: "Recipe", options: "BeforeAfterOptions", folder: Path, seeds: int
+def _controls(
+    output: Output, plan: "DexPlan", folder: Path, seeds: int, records_file: Path | None
 ) -> None:
-    from antiphase.experiments import e14_dex as study
+    from antiphase.experiments import dex_tables
+    from antiphase.experiments.dex_trial import run_trial
 
-    results = study.compare_controls(recipe, options, folder, output.progress, range(seeds))
-    tables = {
-        "methods": (study.METHOD_COLUMNS, results["table"]),
-        "against_dex": (study.COLUMNS, results["against_dex"]),
-        "verdicts": (study.VERDICT_COLUMNS, study.verdict_rows(results)),
-    }
-    for columns, rows in tables.values():
-        output.rows(columns, rows)
+    results = run_trial(plan, folder, output.progress, seeds=seeds, records=records_file)
+    tables = {name: results[name] for name in ("tuning", "table", "against_kv_only")}
+    verdicts = dex_tables.verdict_rows(results)
+    tables["verdicts"] = {"columns": dex_tables.VERDICT_COLUMNS, "rows": verdicts}
+    for table in tables.values():
+        output.rows(table["columns"], table["rows"])
+    output.note(dex_tables.status_line(results))
     output.wrote(folder / "controls.md")
-    output.json({name: records(columns, rows) for name, (columns, rows) in tables.items()})
+    output.json({name: records(t["columns"], t["rows"]) for name, t in tables.items()})
+
+
+def _lock(output: Output, plan: "DexPlan", folder: Path) -> None:
+    from antiphase.experiments.dex_trial import lock_trial
+
+    written = lock_trial(plan, folder)
+    count = sum(len(predictions) for predictions in written["predictions"].values())
+    output.line(
+        f"locked {count} predictions, seeds {written['seeds'][0]} to {written['seeds'][-1]}, at "
+        f"{written['time']}: {written['digest'][:16]}"
+    )
+    output.wrote(folder / "lock.json")
+    output.json({key: written[key] for key in ("study_id", "seeds", "digest", "commit", "time")})

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from antiphase.attention import mechanism
 from antiphase.experiments.engine import Resources
@@ -89,6 +89,7 @@ def arm_recipe(shared: Recipe, arm: Arm, settings: Settings) -> Recipe:
 class TrainingRun:
     """One training run, as a `Job` for the engine."""
 
+    locks: ClassVar[tuple[str, ...]] = (LOCK,)  # of a run's folder, while it is trained
     recipe: Recipe
 
     def __hash__(self) -> int:
@@ -143,12 +144,19 @@ class TrainingRun:
         folder = self.folder(root)
         with lease(root / LEASES, self.key) as from_a_holder_that_hangs:
             if from_a_holder_that_hangs:  # and with it, the lock of the folder
-                (folder / LOCK).unlink(missing_ok=True)
+                for name in self.locks:
+                    (folder / name).unlink(missing_ok=True)
             if not (folder / "recipe.yaml").is_file():
                 shutil.rmtree(folder, ignore_errors=True)  # of a run killed before it began
-                train(self.recipe, folder, quiet=True)
-            else:
-                resume(folder, quiet=True)
+            self.train_or_resume(root)
+
+    def train_or_resume(self, root: Path) -> None:
+        """Do the work, in this process alone; the folder is absent, or holds this run."""
+        folder = self.folder(root)
+        if (folder / "recipe.yaml").is_file():
+            resume(folder, quiet=True)
+        else:
+            train(self.recipe, folder, quiet=True)
 
 
 STANDARD = Arm("standard", "standard")

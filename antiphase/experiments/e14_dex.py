@@ -1,270 +1,266 @@
-"""Test 14: is it DEX's operation that helps? DEX and its controls, at equal steps and data.
+"""Test 14: is it DEX's operation that helps, and where it acts? Arms, predictions and effects.
+
+With W_O trained, the operation is a reparameterisation of W_O (the fold shows it). So W_O is
+frozen, except in the published form and its baseline. Then the operation adds a linear map that W_O
+cannot absorb, and K, V and the operation against K and V alone still tests capacity only. What
+decides is where it acts: the same operation on the heads that DEX selects, on those of lowest
+entropy, and on random ones; and the same linear map without lam and annealing.
+
+An operation that never switched on cannot decide between the readings: every prediction has a gate
+on the size of each operation in it, and below 5% the verdict is `invalid`. lam as published starts
+at 0 and moves by at most the learning rate per step, which is too little in a run of hours; so it
+also comes held at lam_init after annealing, and with a learning rate 100 times as high. The other
+heads have the held form, in which the operation is active by construction.
 
 O + lam f_D(O) is no control: with W_D -> -W_D it is DEX itself. W_D starts from a symmetric
 distribution and the optimiser treats both signs alike, so both give the same distribution of
 models, and no number of runs could tell them apart.
-
-An operation that never switched on cannot decide between the readings: every prediction has a gate
-on its size, and below it the verdict is `invalid`.
 """
 
-import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
-from antiphase.analysis.before_after import SWITCHED_ON, Array, BeforeAfterOptions, ModelScores
-from antiphase.analysis.before_after_plots import draw_against
-from antiphase.analysis.before_after_table import ROWS, before_and_after
-from antiphase.analysis.statistics import (
-    Interval,
-    Values,
-    difference,
-    example_interval,
-    seed_interval,
-)
-from antiphase.experiments.arms import TrainingRun
-from antiphase.experiments.engine import Engine
-from antiphase.experiments.report.markdown import cells_table
-from antiphase.experiments.results import without_nan
-from antiphase.experiments.train_all import train_all
-from antiphase.experiments.unchain import RESULTS, check_study, read_results, unchain_run
+from antiphase.analysis.before_after import SWITCHED_ON, Array, ModelScores
+from antiphase.analysis.before_after_table import before_and_after
+from antiphase.analysis.statistics import Interval, Values, difference, seed_interval
 from antiphase.experiments.verdicts import (
     Effect,
+    Gate,
+    Kind,
     Prediction,
-    Verdict,
     manipulation,
     require_one_primary,
+    room,
 )
-from antiphase.pretrained.methods import CONTROLS, METHODS
-from antiphase.training import Recipe
-from antiphase.training.checkpoints import write_atomic
-from antiphase.training.digests import short_digest
 
-LOSS, CORRECT = "loss of held-out text", "needles found"
-COUNTS = {LOSS: 0.01, CORRECT: 0.05}  # nats; fraction of the questions
-MEASURES = {LOSS: "loss", CORRECT: "correct"}
+STUDY_ID, NUMBER, TITLE = "dex", 14, "DEX controls"
+QUESTION = "Is it DEX's operation that helps, and does it matter on which heads it acts?"
 
-# Written before any run. The claim: the operation itself helps. The doubt: it is inert, what helps
-# is the tuning of W_K, W_V and W_O around it.
-# What the claim expects to be larger comes first: the control's loss, the needles found by DEX.
-# Amended after three seeds (0, 1, 2) were seen, in which lam ended at 0.0035 at most: the gate is
-# new, and the contrast with the opposite sign is gone. A verdict needs other seeds.
-GAINS = {
-    LOSS: Effect(LOSS, "kvo-only", versus="dex"),
-    CORRECT: Effect(CORRECT, "dex", versus="kvo-only"),
-}
-OPERATION = Effect("operation, fraction of the heads' output", "dex")
-REASONS = {"claim": "it helps", "doubt": "it is inert"}
-PREDICTIONS = tuple(
-    Prediction(
-        reading,
-        effect,
-        "more" if reading == "claim" else "same",
-        COUNTS[measure],
-        because,
-        gates=(manipulation(OPERATION, SWITCHED_ON),),
-        primary=measure == LOSS,
-    )
-    for reading, because in REASONS.items()
-    for measure, effect in GAINS.items()
-)
-require_one_primary("14 (DEX)", PREDICTIONS)
+ANNEAL = 100
+"""T', optimiser steps of annealing, of a run of at least 300."""
 
 
 @dataclass(frozen=True)
-class MethodRun:
-    """What one run measured; `operation` is empty for a method without DEX."""
+class DexArm:
+    """One way to train the pretrained model.
 
-    before: ModelScores
-    after: ModelScores
-    operation: Array  # [sequences]
-
-    @classmethod
-    def from_results(cls, results: dict[str, Any]) -> "MethodRun":
-        """Return what a run's results.json holds."""
-        return cls(*before_and_after(results), np.array(results["operation"]))
-
-
-Runs = list[MethodRun]  # one per seed
-
-
-@dataclass(frozen=True, eq=False)
-class UnchainRun(TrainingRun):
-    """One method and seed, measured before and after; its result is kept, not its model."""
-
-    options: BeforeAfterOptions
-
-    @property
-    def key(self) -> str:
-        """Return a name of everything that decides the outcome."""
-        digest = short_digest([self.recipe.as_dict(), asdict(self.options)])
-        return f"{self.recipe.method}-{self.recipe.seed}-{digest}"
-
-    @property
-    def title(self) -> str:
-        """Return a short description for people."""
-        return self.recipe.title
-
-    def finished(self, root: Path) -> bool:
-        """Return whether its results are there."""
-        return (self.folder(root) / RESULTS).is_file()
-
-    def perform(self, root: Path) -> None:
-        """Run it, resume it, or do nothing if it is finished."""
-        folder = self.folder(root)
-        unchain_run(self.recipe, self.options, folder, quiet=True, keep_model=False, shared=root)
-
-
-def compare_controls(
-    recipe: Recipe,
-    options: BeforeAfterOptions,
-    root: Path,
-    console: Console,
-    seeds: Sequence[int],
-    engine: Engine | None = None,
-) -> dict[str, Any]:
-    """Run DEX and every control with each seed.
-
-    Args:
-        recipe: of DEX; a control differs in its method, and takes the options it knows.
-        options: how much is measured.
-        root: folder of the study.
-        console: for progress.
-        seeds: of data order and initialisation.
-        engine: runs the jobs; by default one process per core.
-
-    Returns:
-        Tables, effects and verdicts, as stored in controls.json.
-
-    Raises:
-        ValueError: a run failed, or the folder holds runs of other weights or another text.
+    Attributes:
+        name: in tables and effects.
+        method: of `pretrained.METHODS`.
+        options: of the method.
+        summary: one line.
+        rate_of: the arm whose learning rate it takes; None if it is tuned itself. Arms that differ
+            in the heads or in lam are one method and have one rate.
     """
-    jobs = {
-        method: [
-            UnchainRun(_control(recipe, method).changed(seed=seed, threads=1), options)
-            for seed in seeds
-        ]
-        for method in ("dex", *CONTROLS)
-    }
-    every = [job for of_a_seed in zip(*jobs.values(), strict=True) for job in of_a_seed]
-    check_study(root, recipe)
-    faults = train_all(every, root, console, engine)
-    if faults:
-        key, fault = next(iter(faults.items()))
-        raise ValueError(f"{key}: {fault} ({len(faults)} of {len(every)} runs failed)")
-    found = {
-        method: [MethodRun.from_results(read_results(job.folder(root))) for job in own]
-        for method, own in jobs.items()
-    }
-    effects = measured_effects(found)
-    judgements = [p.judge(effects) for p in PREDICTIONS]
-    results = {
-        "recipe": recipe.as_dict(),
-        "evaluation": asdict(options),
-        "seeds": list(seeds),
-        "table": _rows(found),
-        "against_dex": _against(found),
-        "effects": [asdict(effect) | asdict(interval) for effect, interval in effects.items()],
-        "verdicts": [
-            {
-                "reading": p.reading,
-                "predicts": f"{p.effect}: {p.bound}",
-                "measured": str(effects[p.effect]),
-                "gates": "; ".join(map(str, judgement.gates)),
-                "verdict": judgement.verdict.value,
-            }
-            for p, judgement in zip(PREDICTIONS, judgements, strict=True)
-        ],
-    }
-    drawn = {
-        measure: {
-            control: seed_interval(_gain(found, "dex", control, field)) for control in CONTROLS
-        }
-        for measure, field in MEASURES.items()
-    }
-    draw_against(drawn, root / "controls.png")
-    write_atomic(root / "controls.json", json.dumps(without_nan(results), indent=1))
-    write_atomic(root / "controls.md", as_markdown(results))
-    return results
+
+    name: str
+    method: str
+    summary: str
+    options: dict[str, Any] = field(default_factory=dict)
+    rate_of: str | None = None
+
+    @property
+    def has_operation(self) -> bool:
+        """Return whether DEX's operation is in it."""
+        return self.method == "dex"
 
 
-def _control(recipe: Recipe, method: str) -> Recipe:
-    """Return the recipe with another method; its options are DEX's where it is a kind of DEX."""
-    kind_of_dex = METHODS[method].Options is METHODS["dex"].Options
-    return recipe.changed(
-        method=method, method_options=recipe.method_options if kind_of_dex else {}
+_FROZEN = {"train": "kv", "anneal": ANNEAL}  # W_O is
+_HELD = {**_FROZEN, "lam": "held"}
+
+KV = DexArm("kv-only", "kv-only", "W_K and W_V, without the operation")
+HELD = DexArm(
+    "dex (lam held)",
+    "dex",
+    "W_K, W_V and the operation; lam held at lam_init after annealing",
+    _HELD,
+)
+DEX = DexArm("dex", "dex", "the same, lam as published", _FROZEN, HELD.name)
+FAST = DexArm(
+    "dex (lam x100)",
+    "dex",
+    "the same, lam as published with a learning rate 100 times as high",
+    {**_FROZEN, "lam_lr_factor": 100.0},
+    HELD.name,
+)
+LOWEST = DexArm(
+    "lowest entropy (lam held)",
+    "dex",
+    "as dex (lam held), on the heads of lowest entropy",
+    {**_HELD, "heads": "lowest-entropy"},
+    HELD.name,
+)
+RANDOM = DexArm(
+    "random heads (lam held)",
+    "dex",
+    "as dex (lam held), on random heads of each layer, others for each seed",
+    {**_HELD, "heads": "random"},
+    HELD.name,
+)
+LINEAR = DexArm(
+    "linear adapter",
+    "dex",
+    "W_K, W_V and O - f_D(O) on the selected heads, without lam and annealing",
+    {**_FROZEN, "lam": "one"},
+)
+KVO = DexArm("kvo-only", "kvo-only", "W_K, W_V and W_O, without the operation")
+PUBLISHED = DexArm(
+    "dex (W_O trained)",
+    "dex",
+    "DEX as published: W_K, W_V, W_O and the operation",
+    {"anneal": ANNEAL},
+)
+V2 = DexArm("v2", "v2", "converted to DIFF V2, its attention trained")
+ARMS = (KV, HELD, DEX, FAST, LOWEST, RANDOM, LINEAR, KVO, PUBLISHED, V2)
+
+LOSS = "loss of held-out text"
+BENCHMARKS = {
+    "needles found": ("needle", "found"),
+    "SQuAD 2.0, F1": ("squad2", "F1"),
+    "LAMBADA, accuracy": ("lambada", "acc"),
+    "HellaSwag, accuracy": ("hellaswag", "acc_norm"),
+}
+"""Metrics by name: the benchmark and its measure. More is better, at most 1."""
+OPERATION = "operation, fraction of the heads' output"
+LEFT = "room: 1 minus "  # prefix of a benchmark's metric
+
+NATS, POINTS = 0.01, 0.03
+"""Sizes that count: of the loss, and of an accuracy (the paper reports 2.7 points over tuning)."""
+
+
+def _active(*arms: DexArm) -> tuple[Gate, ...]:
+    """Require that the operation of every arm that has one is at least 5% of the heads' output."""
+    return tuple(
+        manipulation(Effect(OPERATION, arm.name), SWITCHED_ON) for arm in arms if arm.has_operation
     )
 
 
-def _gain(found: dict[str, Runs], one: str, other: str, field: str) -> Values:
-    """Return one method minus another, paired by seed and example."""
-    return difference(_after(found[one], field), _after(found[other], field))
+def _loss(
+    reading: str,
+    control: DexArm,
+    dex: DexArm,
+    kind: Kind,
+    because: str,
+    *,
+    primary: bool = False,
+) -> Prediction:
+    """Predict the control's loss minus that of DEX: what the claim expects to be larger first."""
+    effect = Effect(LOSS, control.name, dex.name)
+    return Prediction(reading, effect, kind, NATS, because, _active(control, dex), primary)
 
 
-def measured_effects(found: dict[str, Runs]) -> dict[Effect, Interval]:
-    """Return every effect that the predictions and their gates name."""
-    effects = {OPERATION: _operation(found["dex"])}
-    for measure, effect in GAINS.items():
-        assert effect.versus is not None
-        gain = _gain(found, effect.arm, effect.versus, MEASURES[measure])
-        effects[effect] = seed_interval(gain)
-    return effects
+def _benchmark(reading: str, metric: str, kind: Kind, because: str) -> Prediction:
+    effect = Effect(metric, HELD.name, KV.name)
+    gates = (*_active(HELD), room(Effect(LEFT + metric, KV.name), POINTS))
+    return Prediction(reading, effect, kind, POINTS, because, gates)
 
 
-def _operation(runs: Runs) -> Interval:
-    return seed_interval([run.operation for run in runs])
+_HELPS: tuple[tuple[str, Kind, str], ...] = (
+    ("claim", "more", "it helps"),
+    ("doubt", "same", "it is inert; what helps is the tuning around it"),
+)
+# Written before any run of this study's seeds. The claim: the operation takes noise out of the
+# heads that have it. The doubt: it is inert, or it is a linear map like any other.
+PREDICTIONS = (
+    _loss("claim", RANDOM, HELD, "more", "the heads that it selects have the noise", primary=True),
+    _loss("doubt", RANDOM, HELD, "same", "a linear map on any heads does as well", primary=True),
+    _loss("claim", LOWEST, HELD, "more", "heads of low entropy have little noise"),
+    _loss("doubt", LOWEST, HELD, "same", "a linear map on any heads does as well"),
+    _loss("claim", LINEAR, HELD, "more", "lam and annealing make it a subtraction of noise"),
+    # the adapter's loss is no worse: HELD minus LINEAR is not far below 0
+    _loss("doubt", HELD, LINEAR, "no worse", "it is a linear map, with or without lam"),
+    *(
+        _loss(reading, control, dex, kind, because)
+        for control, dex in ((KV, HELD), (KV, DEX), (KV, FAST), (KVO, PUBLISHED))
+        for reading, kind, because in _HELPS
+    ),
+    *(
+        _benchmark(reading, metric, kind, because)
+        for metric in BENCHMARKS
+        for reading, kind, because in _HELPS
+    ),
+)
+require_one_primary(f"{NUMBER} (DEX)", PREDICTIONS)
 
 
-def _after(runs: Runs, field: str) -> Values:
-    return [getattr(run.after, field) for run in runs]
+@dataclass(frozen=True)
+class ArmRun:
+    """What one run measured.
+
+    Attributes:
+        before: scores of the base model.
+        after: of the trained one.
+        operation: size of the operation, [sequences]; empty without one.
+        lam: per layer; empty without one.
+        benchmarks: by metric, before and after; those that were measured.
+    """
+
+    before: ModelScores
+    after: ModelScores
+    operation: Array
+    lam: tuple[float, ...] = ()
+    benchmarks: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    @classmethod
+    def from_results(cls, results: dict[str, Any]) -> "ArmRun":
+        """Return what a run's results.json holds."""
+        tasks = results.get("benchmarks", {}).get("tasks", {})
+        values = {
+            metric: [model["value"] for model in tasks[task]["measures"][measure]["models"]]
+            for metric, (task, measure) in BENCHMARKS.items()
+            if task in tasks
+        }
+        return cls(
+            *before_and_after(results),
+            np.array(results["operation"]),
+            tuple(results["lam"]),
+            {metric: (before, after) for metric, (before, after) in values.items()},
+        )
 
 
-COLUMNS = ["", *(title.partition(",")[0] for title in ROWS)]
-METHOD_COLUMNS = [*COLUMNS, "operation"]
+Runs = Mapping[str, list[ArmRun]]
+"""The runs of each arm, by its name, one per seed."""
 
 
-def _rows(found: dict[str, Runs]) -> list[list[str]]:
-    """Return one row per method: every measure after training; the base model first."""
-    base = found["dex"][0].before
-    rows = [["base", *(str(example_interval(getattr(base, f))) for f in ROWS.values()), "-"]]
-    for method, runs in found.items():
-        scores = [str(seed_interval(_after(runs, f))) for f in ROWS.values()]
-        has_operation = runs[0].operation.size > 0
-        rows.append([method, *scores, str(_operation(runs)) if has_operation else "-"])
-    return rows
+def metrics_of(runs: Runs) -> list[str]:
+    """Return the metrics that were measured: the loss, then benchmarks."""
+    first = next(iter(runs.values()))[0]
+    return [LOSS, *first.benchmarks]
 
 
-def _against(found: dict[str, Runs]) -> list[list[str]]:
-    """Return one row per control: DEX minus it."""
-    return [
-        [f"dex minus {m}", *(str(seed_interval(_gain(found, "dex", m, f))) for f in ROWS.values())]
-        for m in found
-        if m != "dex"
-    ]
+def values_of(runs: list[ArmRun], metric: str) -> Values | None:
+    """Return a metric after training, by seed; None if it was not measured.
+
+    A benchmark has one number per seed, on the same items for every arm; the loss has one per
+    held-out sequence.
+    """
+    if metric == LOSS:
+        return [run.after.loss for run in runs]
+    if metric == OPERATION:
+        return [run.operation for run in runs] if all(run.operation.size for run in runs) else None
+    name = metric.removeprefix(LEFT)
+    if any(name not in run.benchmarks for run in runs):
+        return None
+    found = [np.array([run.benchmarks[name][1]]) for run in runs]
+    return [1 - value for value in found] if metric.startswith(LEFT) else found
 
 
-VERDICT_COLUMNS = ["reading", "predicts", "measured", "gates", "verdict"]
+def contrast(runs: Runs, effect: Effect) -> Interval | None:
+    """Return an effect with its interval over seeds; None if it was not measured."""
+    if any(name not in runs for name in (effect.arm, effect.versus) if name is not None):
+        return None
+    found = values_of(runs[effect.arm], effect.metric)
+    if found is None or effect.versus is None:
+        return None if found is None else seed_interval(found)
+    other = values_of(runs[effect.versus], effect.metric)
+    return None if other is None else seed_interval(difference(found, other))
 
 
-def as_markdown(results: dict[str, Any]) -> str:
-    """Return the tables as Markdown."""
-    parts = [
-        cells_table(METHOD_COLUMNS, results["table"]),
-        cells_table(COLUMNS, results["against_dex"]),
-        cells_table(VERDICT_COLUMNS, verdict_rows(results)),
-        "\n".join(f"- **{m}**: {METHODS[m].description}" for m in ("dex", *CONTROLS)),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def verdict_rows(results: dict[str, Any]) -> list[list[str]]:
-    """Return one row per prediction."""
-    return [
-        [v["reading"], v["predicts"], v["measured"], v["gates"], Verdict(v["verdict"]).label]
-        for v in results["verdicts"]
-    ]
+def measured_effects(runs: Runs) -> dict[Effect, Interval]:
+    """Return every effect of the predictions and their gates that was measured."""
+    required = dict.fromkeys(effect for p in PREDICTIONS for effect in p.required)
+    found = {effect: contrast(runs, effect) for effect in required}
+    return {effect: interval for effect, interval in found.items() if interval is not None}

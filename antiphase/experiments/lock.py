@@ -131,6 +131,7 @@ def check_lock(
     design: Mapping[str, Any],
     folder: Path,
     started: Iterable[tuple[str, datetime]] = (),
+    command: str | None = None,
 ) -> dict[str, Any]:
     """Check that a study agrees with its lock, and that the lock is older than its runs.
 
@@ -141,6 +142,7 @@ def check_lock(
         design: what is trained, as the code has it now.
         folder: the study folder.
         started: key and start (with a time zone) of every run of the study.
+        command: that writes the lock, for the error; default: the lab's.
 
     Returns:
         The lock.
@@ -153,7 +155,7 @@ def check_lock(
     if lock is None:
         raise LockError(
             f"{folder}: has no {LOCK}; lock the predictions before the first run: "
-            f"antiphase lab lock --study {study_id} --out {folder}"
+            + (command or f"antiphase lab lock --study {study_id} --out {folder}")
         )
     require_same(lock, study_id, seeds, predictions, design, folder)
     locked = datetime.fromisoformat(lock["time"])
@@ -164,6 +166,29 @@ def check_lock(
                 f"at {start.isoformat()}; lock a study with seeds that have no runs"
             )
     return lock
+
+
+def runs_of(seeds: Sequence[int], root: Path) -> list[Path]:
+    """Return the folders of all runs with one of the seeds, begun or finished.
+
+    Args:
+        seeds: of a study.
+        root: folder of all runs; the seed is the last but one part of a run's key.
+    """
+    found = sorted(root.glob("*/recipe.yaml"))
+    wanted = {str(seed) for seed in seeds}
+    return [p.parent for p in found if p.parent.name.rsplit("-", 2)[1] in wanted]
+
+
+def starts_of(seeds: Sequence[int], root: Path) -> list[tuple[str, datetime]]:
+    """Return when each run with one of the seeds began: its recipe is written first, and once."""
+    return [
+        (
+            folder.name,
+            datetime.fromtimestamp((folder / "recipe.yaml").stat().st_mtime, timezone.utc),
+        )
+        for folder in runs_of(seeds, root)
+    ]
 
 
 def require_same(

@@ -13,10 +13,10 @@ from typing import Any
 
 from antiphase.experiments.measured_values import MEASURED
 from antiphase.training.callbacks import METRICS, read_metrics
+from antiphase.training.checkpoints import write_atomic
 from antiphase.training.criterion import CRITERION
 
 KEPT = ("recipe.yaml", "environment.json", CRITERION, MEASURED, "model/config.json")
-_LAST = KEPT[-1]  # its presence says that a run is finished
 
 Wanted = Callable[[str, set[str]], bool]
 """From a run's key and the names of what was measured of it to whether it is to be restored."""
@@ -28,15 +28,19 @@ class Records:
     Args:
         path: of the file; one that does not exist is created with the first run.
         root: folder of all runs.
+        kept: files of a run that are kept; the presence of the last says that it is finished.
 
     Raises:
         ValueError: a line of the file is not the record of a run.
     """
 
-    def __init__(self, path: Path, root: Path) -> None:
-        self.path, self.root = path, root
+    def __init__(self, path: Path, root: Path, kept: tuple[str, ...] = KEPT) -> None:
+        self.path, self.root, self.kept = path, root, kept
         self.restored: set[str] = set()
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        *lines, incomplete = text.split("\n")
+        if incomplete:  # a process was killed while it wrote
+            write_atomic(path, text[: -len(incomplete)])
         records = [self._record(number, line) for number, line in enumerate(lines, start=1)]
         self._records = {record["key"]: record for record in records}  # the last of a key counts
 
@@ -50,24 +54,25 @@ class Records:
         Returns:
             How many were written. They count as finished and have no weights.
         """
-        written = 0
+        written, last = 0, self.kept[-1]
         for key, record in self._records.items():
             folder, files = self.root / key, record["files"]
             if (folder / "recipe.yaml").is_file() or not wanted(key, {*_measured(record)}):
                 continue  # begun or finished here
-            for name in (n for n in files if n != _LAST):
+            for name in (n for n in files if n != last):
                 _write(folder / name, files[name])
             for name in record["milestones"]:
                 (folder / "milestones" / name).mkdir(parents=True, exist_ok=True)
             os.utime(folder / "recipe.yaml", (record["began"], record["began"]))  # as locks see it
-            _write(folder / _LAST, files[_LAST])
+            _write(folder / last, files[last])
             self.restored.add(key)
             written += 1
         return written
 
     def add(self, folder: Path) -> None:
         """Append a finished run, unless the file has all of it; what it had is kept."""
-        files = {name: (folder / name).read_text() for name in KEPT if (folder / name).is_file()}
+        there = [name for name in self.kept if (folder / name).is_file()]
+        files = {name: (folder / name).read_text() for name in there}
         held_out = [line for line in read_metrics(folder) if "held_out_loss" in line]
         files[METRICS] = "".join(json.dumps(line) + "\n" for line in held_out)
         record = {
@@ -93,12 +98,10 @@ class Records:
         try:
             record: dict[str, Any] = json.loads(line)
             files = record["files"]
-            named = isinstance(record["key"], str) and Path(record["key"]).name == record["key"]
-            known = {"recipe.yaml", _LAST} <= {*files} <= {*KEPT, METRICS}
-            kept = [name for name in record["milestones"] if Path(name).name == name]
-            if not (named and known and isinstance(record["began"], float)) or kept != [
-                *record["milestones"]
-            ]:
+            names = [record["key"], *record["milestones"]]  # of folders
+            plain = all(isinstance(name, str) and Path(name).name == name for name in names)
+            known = {"recipe.yaml", self.kept[-1]} <= {*files} <= {*self.kept, METRICS}
+            if not (plain and known and isinstance(record["began"], float)):
                 raise ValueError("unexpected fields")
             _measured(record)
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from antiphase.experiments.attention_example import (
 from antiphase.experiments.engine import Engine
 from antiphase.experiments.experiment import Experiment, Table
 from antiphase.experiments.local_pool import LocalEngine
-from antiphase.experiments.lock import check_lock, require_same, write_lock
+from antiphase.experiments.lock import check_lock, require_same, runs_of, starts_of, write_lock
 from antiphase.experiments.model_measurements import EXAMPLES, SEQUENCES
 from antiphase.experiments.plans import Plan
 from antiphase.experiments.published_claims import published_claims
@@ -101,7 +100,12 @@ def run_study(
     lock = None
     if plan.locked:
         lock = check_lock(
-            plan.id, plan.seeds, predictions_of(plan), design_of(plan), folder, _started(plan, root)
+            plan.id,
+            plan.seeds,
+            predictions_of(plan),
+            design_of(plan),
+            folder,
+            starts_of(plan.seeds, root),
         )
     engine = engine or LocalEngine()
     kept = None if records is None else StudyRecords(records, folder, console)
@@ -174,7 +178,7 @@ def lock_study(plan: Plan, folder: Path) -> dict[str, Any]:
             ships with the package has these seeds and other predictions.
     """
     root = folder / "trained"
-    existing = [(path.name, path) for path in _begun(plan, root)]
+    existing = [(path.name, path) for path in runs_of(plan.seeds, root)]
     predictions, design = predictions_of(plan), design_of(plan)
     published = read_json(PUBLISHED / RESULTS)
     if published is not None and {*plan.seeds} & {*published["seeds"]}:
@@ -266,27 +270,6 @@ def _seconds_per_step(recipe: Recipe) -> float:
         model(batch, labels=batch, use_cache=False).loss.backward()
     torch.set_num_threads(threads)
     return (time.perf_counter() - begin) / 3
-
-
-def _seed_of(key: str) -> int:
-    return int(key.rsplit("-", 2)[1])
-
-
-def _begun(plan: Plan, root: Path) -> list[Path]:
-    """Return the folders of all runs with one of the plan's seeds, begun or finished."""
-    found = sorted(root.glob("*/recipe.yaml"))
-    return [path.parent for path in found if _seed_of(path.parent.name) in plan.seeds]
-
-
-def _started(plan: Plan, root: Path) -> list[tuple[str, datetime]]:
-    """Return when each run of the plan's seeds began: its recipe is written first, and once."""
-    return [
-        (
-            folder.name,
-            datetime.fromtimestamp((folder / "recipe.yaml").stat().st_mtime, timezone.utc),
-        )
-        for folder in _begun(plan, root)
-    ]
 
 
 def _run(

@@ -23,7 +23,12 @@ from antiphase.analysis.before_after import (
 from antiphase.analysis.before_after_plots import draw_change
 from antiphase.analysis.before_after_table import COLUMNS, operation_line, result_rows
 from antiphase.evaluation.benchmark_data import require_files
-from antiphase.evaluation.evaluate import EvaluationOptions, evaluate_model, require_engine
+from antiphase.evaluation.evaluate import (
+    EvaluationOptions,
+    ModelEvaluation,
+    evaluate_model,
+    require_engine,
+)
 from antiphase.evaluation.report import summarise
 from antiphase.evaluation.suite.registry import find_benchmarks
 from antiphase.experiments.report.markdown import cells_table
@@ -46,6 +51,7 @@ from antiphase.training.stopping import StoppedError
 
 RESULTS = "results.json"
 LOCK = ".unchain.lock"
+BEFORE_LOCK = ".before.lock"  # where the base model's scores are kept
 EVALUATION = "evaluation."  # prefix of settings that are no fields of the recipe
 FREE = ("log_every", "checkpoint_every", "threads")  # may differ when a run is resumed
 
@@ -71,25 +77,33 @@ model = AutoModelForCausalLM.from_pretrained("model")
 
 
 def unchain_settings(
-    settings: list[str], *, text: list[str] | None = None, **fields: Any
+    settings: list[str],
+    *,
+    text: list[str] | None = None,
+    recipe: Recipe | None = None,
+    evaluation: dict[str, Any] | None = None,
+    **fields: Any,
 ) -> tuple[Recipe, BeforeAfterOptions]:
-    """Return the built-in recipe `unchain` with changes, and what is measured.
+    """Return a recipe with changes, and what is measured.
 
     Args:
         settings: `name=value` texts: fields of the recipe, or `evaluation.name=value`.
         text: sources to train on.
+        recipe: to change; default: the built-in recipe `unchain`.
+        evaluation: options of the measurement, unless `settings` has others.
         **fields: of the recipe; None leaves one as it is.
 
     Raises:
         ValueError: a name does not exist, or a value is invalid.
     """
-    recipe = load_recipe("unchain")
+    recipe = recipe or load_recipe("unchain")
     changes = {name: value for name, value in fields.items() if value is not None}
     if text is not None:
         changes["task_options"] = {**recipe.task_options, "text": text}
     measured = [s.removeprefix(EVALUATION) for s in settings if s.startswith(EVALUATION)]
     others = [s for s in settings if not s.startswith(EVALUATION)]
-    options = build("evaluation", BeforeAfterOptions, parse_settings(measured))
+    given = {**(evaluation or {}), **parse_settings(measured)}
+    options = build("evaluation", BeforeAfterOptions, given)
     return apply_settings(recipe.changed(**changes), others), options
 
 
@@ -124,10 +138,7 @@ def unchain_run(
         return read_results(folder)
     if recipe.start is None:
         raise ValueError("start: is not set; unchaining needs a pretrained model")
-    if options.benchmarks:
-        require_engine()
-        for benchmark in find_benchmarks(options.benchmarks):
-            require_files(benchmark.name, benchmark.files)
+    require_benchmarks(options)
     set_up_machine(recipe)
     base = load_base(recipe.start)
     needles = WordNeedles(base.tokenizer, options.question_length, options.needles)
@@ -156,7 +167,9 @@ def unchain_run(
             "after": score_model(plain, held_out, needles, options.questions).as_json(),
         }
         if options.benchmarks:
-            results["benchmarks"] = _benchmarks(options, recipe.start, folder, quiet)
+            results["benchmarks"] = _benchmarks(
+                options, recipe.start, folder, shared or folder, quiet
+            )
         if keep_model:
             results["tokens_per_second"] = decoding_speeds([load_base(recipe.start).model, plain])
             draw_change(results, folder / "change.png")
@@ -165,6 +178,14 @@ def unchain_run(
         for name in ("checkpoints",) if keep_model else ("checkpoints", "model", "adapter"):
             shutil.rmtree(folder / name, ignore_errors=True)
     return results
+
+
+def require_benchmarks(options: BeforeAfterOptions) -> None:
+    """Raise unless the benchmarks that are measured can be evaluated here."""
+    if options.benchmarks:
+        require_engine()
+        for benchmark in find_benchmarks(options.benchmarks):
+            require_files(benchmark.name, benchmark.files)
 
 
 def read_results(folder: Path) -> dict[str, Any]:
@@ -233,27 +254,28 @@ def _before(
     identity = [read_json(folder / START)["weights"], text]
     name = short_digest([identity, recipe.task_options, asdict(options)])
     path = kept_in / f"before-{name}.json"
-    if path.is_file():
-        return ModelScores.from_json(read_json(path))
-    scores = score_model(base.model, held_out, needles, options.questions)
-    write_atomic(path, json.dumps(scores.as_json()))
-    return scores
+    with exclusive_lock(kept_in / BEFORE_LOCK):  # another run of the study finds it measured
+        if path.is_file():
+            return ModelScores.from_json(read_json(path))
+        scores = score_model(base.model, held_out, needles, options.questions)
+        write_atomic(path, json.dumps(scores.as_json()))
+        return scores
 
 
 def _benchmarks(
-    options: BeforeAfterOptions, start: str, folder: Path, quiet: bool
+    options: BeforeAfterOptions, start: str, folder: Path, kept_in: Path, quiet: bool
 ) -> dict[str, Any]:
     """Evaluate the base model and the trained one on the same items of benchmarks."""
     settings = EvaluationOptions(tasks=options.benchmarks, limit=options.benchmark_items)
-    evaluations = []
-    for name, place in (("before", start), ("after", str(folder / "model"))):
+
+    def evaluated(name: str, place: str, within: Path) -> ModelEvaluation:
         base = load_base(place)
-        evaluations.append(
-            evaluate_model(
-                base.model, base.tokenizer, name, settings, folder / "benchmarks", quiet=quiet
-            )
-        )
-    return summarise(evaluations, settings)
+        where = within / "benchmarks"
+        return evaluate_model(base.model, base.tokenizer, name, settings, where, quiet=quiet)
+
+    with exclusive_lock(kept_in / BEFORE_LOCK):  # once for all runs of a study
+        before = evaluated("before", start, kept_in)
+    return summarise([before, evaluated("after", str(folder / "model"), folder)], settings)
 
 
 def _train(folder: Path, quiet: bool) -> None:

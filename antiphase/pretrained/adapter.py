@@ -86,7 +86,7 @@ class UnchainedModel(nn.Module):
     def _warn_unless_steps_are_counted(self) -> None:
         """Warn once if the optimiser makes steps while `step` stays 0: lam would never grow."""
         first = self._operators()[0]
-        if len(self._versions) > 2 or int(first.lam.step):
+        if len(self._versions) > 2 or int(first.lam.step) or first.lam.form == "one":
             return
         version = first.W_D._version
         if not self._versions or self._versions[-1] != version:
@@ -106,8 +106,8 @@ class UnchainedModel(nn.Module):
         for name in operators(self.base_model):
             attention = name.rpartition(".")[0]
             own = [f"{name}.W_D", f"{name}.lam.learn"]
-            if self.dex_config.train == "kvo":
-                own += [f"{attention}.k_proj.", f"{attention}.v_proj.", f"{name}.base_layer."]
+            where = {"o_proj": f"{name}.base_layer."}
+            own += [where.get(p, f"{attention}.{p}.") for p in self.dex_config.trained_projections]
             names |= {key for key in state if key.startswith(tuple(own))}
         return {PREFIX + name: state[name].contiguous() for name in sorted(names)}
 
@@ -266,9 +266,10 @@ def _reject_other_base(
         added = {f"{o_proj}.W_D": (part.head_dim, part.head_dim), f"{o_proj}.lam.learn": ()}
         shapes |= added
         needed |= set(added)
-        if config.train == "kvo":
-            needed |= {f"{PREFIX}{part.name}.{p}_proj.weight" for p in "kv"}
-            needed.add(f"{o_proj}.base_layer.weight")
+        where = {"o_proj": f"{o_proj}.base_layer.weight"}
+        needed |= {
+            where.get(p, f"{PREFIX}{part.name}.{p}.weight") for p in config.trained_projections
+        }
     for name, saved in state.items():
         here = shapes.get(name.replace(".o_proj.base_layer.", ".o_proj."), "no such weight")
         if here != tuple(saved.shape):

@@ -22,7 +22,8 @@ from antiphase.pretrained.structure import AttentionPart, attention_parts, train
 class DexLambda(Float32Parameters):
     """lam(t) = (1 - r) r lam_init + r lam_learn with r = min(1, t / T'); t counts optimiser steps.
 
-    `selected` [h, 1] is 1 for a head that is changed, else 0.
+    `selected` [h, 1] is 1 for a head that is changed, else 0. With the form "held", lam_learn is
+    lam_init and is not trained; with "one", lam is 1 at every step.
     """
 
     step: Tensor
@@ -30,29 +31,37 @@ class DexLambda(Float32Parameters):
     offset: Tensor  # [h, 1]: -(1 - r) r lam_init for a selected head
     slope: Tensor  # [h, 1]: -r for a selected head
 
-    def __init__(self, lam_init: float, anneal: int, selected: Tensor) -> None:
+    def __init__(
+        self, lam_init: float, anneal: int, selected: Tensor, form: str = "learned"
+    ) -> None:
         super().__init__()
-        self.lam_init, self.anneal = lam_init, anneal
-        self.learn = nn.Parameter(torch.zeros(()))
+        self.lam_init, self.anneal, self.form = lam_init, anneal, form
+        self.learn = nn.Parameter(torch.empty(()), requires_grad=form == "learned")
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self.register_buffer("selected", selected)
         for name in ("offset", "slope"):
             self.register_buffer(name, torch.zeros_like(selected))
+        self.init_parameters()
+        self.set_step(0)
 
     def init_parameters(self) -> None:
-        nn.init.zeros_(self.learn)
+        start = {"learned": 0.0, "held": self.lam_init, "one": 1.0}[self.form]
+        nn.init.constant_(self.learn, start)
 
     def set_step(self, step: int) -> None:
         """Set t; what depends on it is computed here, once per step and not in every forward."""
-        ramp = min(1.0, step / self.anneal)
         self.step.fill_(step)
+        ramp = self._ramp()
         self.offset.copy_(-self.selected * ((1 - ramp) * ramp * self.lam_init))
         self.slope.copy_(-self.selected * ramp)
 
     def value(self) -> Tensor:
         """Return lam at the current step."""
-        ramp = (self.step / self.anneal).clamp(max=1.0)
+        ramp = self._ramp()
         return (1 - ramp) * ramp * self.lam_init + ramp * self.learn
+
+    def _ramp(self) -> float:
+        return 1.0 if self.form == "one" else min(1.0, int(self.step) / self.anneal)
 
     def weights(self) -> Tensor:
         """Return -lam for a selected head and 0 for another, [h, 1]."""
@@ -70,11 +79,13 @@ class DexOutput(nn.Module):
         self.heads, self.head_dim = part.heads, part.head_dim
         W_O = base_layer.weight
         self.W_D = nn.Parameter(W_O.new_empty(part.head_dim, part.head_dim))
-        nn.init.normal_(self.W_D, std=0.02)
+        # with lam = 1 throughout, only W_D = 0 leaves the base model unchanged at step 0
+        nn.init.normal_(self.W_D, std=0.0 if config.lam == "one" else 0.02)
         init = depth_init(part.layer) if config.lam_init == "depth" else config.lam_init
         selected = torch.zeros(part.heads, 1)
         selected[heads] = 1.0
-        self.lam = DexLambda(init, config.anneal, selected).to(W_O.device)
+        self.lam = DexLambda(init, config.anneal, selected, config.lam).to(W_O.device)
+        self.lam_lr_factor = config.lam_lr_factor
 
     def forward(self, o: Tensor) -> Tensor:
         """Return W_O O' for the heads' outputs o [..., h * dv]."""
@@ -129,6 +140,11 @@ def select_heads(
         return [list(range(part.heads)) for part in parts]
     if not isinstance(config.heads, str):
         return _validated(config.heads, parts)
+    if config.heads == "random":
+        # its own generator: W_D starts the same whatever heads are chosen
+        generator = torch.Generator().manual_seed(torch.initial_seed())
+        scores = [torch.rand(part.heads, generator=generator) for part in parts]
+        return top_heads(scores, config.fraction)
     if calibration is None:
         raise ValueError(
             f"heads={config.heads!r} needs calibration sequences, token ids [n, T]; or use 'all'"
@@ -137,8 +153,10 @@ def select_heads(
         tensor = isinstance(calibration, Tensor)
         shape = tuple(calibration.shape) if tensor else type(calibration).__name__
         raise ValueError(f"calibration: got {shape}, expected token ids [n, T]")
-    if config.heads == "entropy":
-        return _validated(top_heads(head_entropy(model, calibration), config.fraction), parts)
+    if config.heads in ("entropy", "lowest-entropy"):
+        sign = 1 if config.heads == "entropy" else -1
+        scores = [sign * entropy for entropy in head_entropy(model, calibration)]
+        return _validated(top_heads(scores, config.fraction), parts)
     importance = head_importance(model, parts, calibration)
     return top_heads([-score for score in importance], config.fraction)
 
@@ -160,7 +178,7 @@ def attach(
     if model.dtype == torch.bfloat16:
         guard_bf16()
     heads = select_heads(model, parts, config, calibration)
-    train_only(model, parts, ("k_proj", "v_proj", "o_proj") if config.train == "kvo" else ())
+    train_only(model, parts, config.trained_projections)
     for part, chosen in zip(parts, heads, strict=True):
         part.module.o_proj = DexOutput(part.module.o_proj, part, chosen, config)
     model.save_pretrained = _reject_saving
@@ -178,6 +196,15 @@ def _reject_saving(*_: Any, **__: Any) -> None:
 def operators(model: nn.Module) -> dict[str, DexOutput]:
     """Return the DEX operations in a model, by module name."""
     return {name: m for name, m in model.named_modules() if isinstance(m, DexOutput)}
+
+
+def learning_rate_factors(model: nn.Module) -> dict[nn.Parameter, float]:
+    """Return the trained parameters whose learning rate is a multiple of the others', with it."""
+    return {
+        operator.lam.learn: operator.lam_lr_factor
+        for operator in operators(model).values()
+        if operator.lam_lr_factor != 1 and operator.lam.learn.requires_grad
+    }
 
 
 def set_step(model: nn.Module, step: int) -> None:

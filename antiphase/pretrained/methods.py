@@ -60,11 +60,18 @@ def _dex(model: "PreTrainedModel", options: DexConfig, calibration: "Tensor | No
     return Tuned(model, lambda: fold(unchained), unchained, [StepCounter()])
 
 
-def _kvo_only(model: "PreTrainedModel", options: NoOptions, calibration: "Tensor | None") -> Tuned:
-    from antiphase.pretrained.structure import attention_parts, train_only
+def _projections_only(
+    *projections: str,
+) -> "Callable[[PreTrainedModel, NoOptions, Tensor | None], Tuned]":
+    def prepare(
+        model: "PreTrainedModel", options: NoOptions, calibration: "Tensor | None"
+    ) -> Tuned:
+        from antiphase.pretrained.structure import attention_parts, train_only
 
-    train_only(model, attention_parts(model), ("k_proj", "v_proj", "o_proj"))
-    return Tuned(model, lambda: model)
+        train_only(model, attention_parts(model), projections)
+        return Tuned(model, lambda: model)
+
+    return prepare
 
 
 def _lora(model: "PreTrainedModel", options: LoraOptions, calibration: "Tensor | None") -> Tuned:
@@ -129,14 +136,16 @@ METHODS = {
     "adapter-only": Method(
         "DEX with everything but f_D and lam frozen", fixed={"train": "adapter"}, **_DEX
     ),
-    "kvo-only": Method("W_K, W_V and W_O, without the operation", _kvo_only),
+    "kv-only": Method("W_K and W_V, without the operation", _projections_only("k_proj", "v_proj")),
+    "kvo-only": Method(
+        "W_K, W_V and W_O, without the operation", _projections_only("k_proj", "v_proj", "o_proj")
+    ),
     "lora": Method("low-rank changes (LoRA) to W_Q, W_K, W_V and W_O", _lora, LoraOptions),
     "full": Method("all parameters", _full),
     "v2": Method(
         "a differential model (V2) that starts as the same function; its attention is trained", _v2
     ),
 }
-CONTROLS = ("adapter-only", "kvo-only", "lora", "full")
 
 
 def method(name: str) -> Method:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Sampler, SequentialSampler
 from transformers import Trainer
 
+from antiphase.pretrained.dex import learning_rate_factors
 from antiphase.training import checkpoints
 
 
@@ -35,6 +36,20 @@ class CheckpointedTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
         """Take examples in the order of their indices: the dataset itself is the shuffle."""
         return SequentialSampler(self.train_dataset)
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """Return the Trainer's optimiser; lam of DEX has its own group where its rate differs."""
+        created = self.optimizer is None
+        optimizer = super().create_optimizer(model)
+        factors = learning_rate_factors(self.model) if created else {}
+        for parameter, factor in factors.items():
+            group = next(
+                g for g in optimizer.param_groups if any(p is parameter for p in g["params"])
+            )
+            group["params"] = [p for p in group["params"] if p is not parameter]
+            own = {**group, "params": [parameter], "lr": factor * group["lr"]}
+            optimizer.add_param_group(own)
+        return optimizer
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         if self.trained_only:

@@ -114,7 +114,10 @@ def test_a_model_without_weights_says_so(study, plan, tmp_path):
     records = Records(tmp_path / "runs.jsonl", tmp_path / "trained")
     records.add(run)
     began = (run / "recipe.yaml").stat().st_mtime
+    complete = records.path.read_text()
+    records.path.write_text(complete + complete[:100])  # killed while it wrote another
     assert Records(records.path, records.root).restore() == 1
+    assert records.path.read_text() == complete
     restored = tmp_path / "trained" / run.name
     assert (restored / "recipe.yaml").stat().st_mtime == began  # what a lock is compared with
     model = TrainedModel("standard", TrainingRun(recipe), restored)

@@ -1,4 +1,4 @@
-"""Unchaining: every method, killed and resumed, beside its controls; invalid settings are named."""
+"""Unchaining: every method, killed and resumed; invalid settings are named."""
 
 import json
 import os
@@ -13,23 +13,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from typer.testing import CliRunner
 
 from antiphase.analysis.before_after import BeforeAfterOptions, ModelScores
 from antiphase.cli import app
-from antiphase.experiments.e14_dex import PREDICTIONS, MethodRun, compare_controls, measured_effects
 from antiphase.experiments.unchain import LOCK, unchain_run, unchain_settings
 from antiphase.pretrained import UnchainedModel
 from antiphase.pretrained.base_model import load_base
-from antiphase.pretrained.methods import CONTROLS, METHODS
+from antiphase.pretrained.methods import METHODS
 from antiphase.tasks.text.tokenizer import make_tokenizer
-from antiphase.training import load_recipe
 from antiphase.training.divergence import DivergenceError
 from antiphase.training.locks import exclusive_lock
-from tests.experiments.small import InProcess
 from tests.pretrained.small import made, tuning_recipe, write_base
 
 ADAPTERS = ("dex", "adapter-only", "lora")
@@ -258,79 +254,12 @@ def test_a_model_that_does_not_exist_is_named(monkeypatch):
         load_base("nowhere")
 
 
-@pytest.mark.parametrize("seeds", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_controls_are_compared_at_equal_budget(seeds, recipe, tmp_path):
-    quiet = Console(quiet=True)
-    mine = recipe.changed(steps=2, method_options={"fraction": 0.75})
-    results = compare_controls(mine, OPTIONS, tmp_path, quiet, range(seeds), InProcess())
-    assert [row[0] for row in results["table"]] == ["base", "dex", *CONTROLS]
-    assert [row[0] for row in results["against_dex"]] == [f"dex minus {c}" for c in CONTROLS]
-    assert len(results["verdicts"]) == len(PREDICTIONS)
-    assert {v["verdict"] for v in results["verdicts"]} == {
-        "invalid"
-    }  # lam cannot move far in 2 steps
-    gate = "manipulation FAILED: operation, fraction of the heads' output: dex = "
-    assert all(v["gates"].startswith(gate) for v in results["verdicts"])
-    assert {row[0]: row[-1] != "-" for row in results["table"]} == {
-        "base": False,
-        **{method: method in ADAPTERS[:2] for method in ("dex", *CONTROLS)},
-    }
-    assert "NaN" not in (tmp_path / "controls.json").read_text()
-    written = (tmp_path / "controls.md").read_text()
-    assert "dex minus kvo-only" in written
-    assert gate in written
-    assert (tmp_path / "controls.png").stat().st_size > 5_000
-    kept = [load_recipe(str(p)).as_dict() for p in tmp_path.glob("*/recipe.yaml")]
-    assert len(kept) == seeds * (1 + len(CONTROLS))
-    own = {"method", "method_options", "seed"}
-    assert len({json.dumps({k: v for k, v in r.items() if k not in own}) for r in kept}) == 1
-    of_dex = [r for r in kept if r["method"] in ADAPTERS[:2]]
-    assert all(r["method_options"] == mine.method_options for r in of_dex)
-    # nothing is done again
-    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("results.json")}
-    again = compare_controls(mine, OPTIONS, tmp_path, quiet, range(seeds), InProcess())
-    assert again == results
-    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("results.json")} == before
-
-
-def planted(loss, correct, operation=0.1, seeds=5):
-    random = np.random.default_rng(0)
-    runs = []
-    for _ in range(seeds):
-        noise = random.normal(size=200) * 0.001
-        side = ModelScores(loss + noise, np.full(200, correct), np.zeros(200), noise, noise, noise)
-        runs.append(MethodRun(side, side, np.full(200, operation)))
-    return runs
-
-
 def test_settings_take_lists_and_words():
     settings = ["method_options.heads=[[0], [1, 2]]", "lr=5e-5", "evaluation.sequences=7"]
     recipe, options = unchain_settings(settings, text=["a.txt"], steps=90)
     assert recipe.method_options["heads"] == [[0], [1, 2]]
     assert recipe.task_options == {"length": 256, "text": ["a.txt"]}
     assert (recipe.lr, recipe.steps, options.sequences) == (5e-5, 90, 7)
-
-
-@pytest.mark.parametrize(
-    ("gain", "claim", "doubt"),
-    [(0.1, "supported", "refuted"), (0.0, "refuted", "supported"), (-0.1, "refuted", "refuted")],
-)
-def test_a_planted_gain_gives_the_verdict_that_follows(gain, claim, doubt):
-    found = {"kvo-only": planted(2.0, 0.5), "dex": planted(2.0 - gain, 0.5 + gain)}
-    effects = measured_effects(found)
-    for p in PREDICTIONS:
-        verdict = p.judge(effects).verdict.value
-        assert verdict == (claim if p.reading == "claim" else doubt), p
-
-
-@pytest.mark.parametrize(("operation", "valid"), [(0.0, False), (0.049, False), (0.05, True)])
-def test_an_operation_that_never_switched_on_has_no_verdict(operation, valid):
-    found = {"kvo-only": planted(2.0, 0.5), "dex": planted(1.9, 0.6, operation)}
-    effects = measured_effects(found)
-    for p in PREDICTIONS:
-        judgement = p.judge(effects)
-        assert (judgement.verdict.value != "invalid") == valid, p
-        assert f"dex = {operation:.3g} (≥ 0.05)" in str(judgement.gates[0])
 
 
 def test_the_command_prints_before_and_after(recipe, tmp_path):

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, TrainingArguments
 
 from antiphase.pretrained import DexConfig, UnchainedModel, unchain
 from antiphase.pretrained.dex import operators
+from antiphase.pretrained.structure import trainable
 from antiphase.training import AdapterTrainer
 from tests.pretrained.small import FAMILIES, made, sequences
 
@@ -28,7 +29,7 @@ def saved(tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("train", ["kvo", "adapter"])
+@pytest.mark.parametrize("train", ["kvo", "kv", "adapter"])
 def test_an_adapter_comes_back_exactly(family, train, tmp_path):
     base, ids = made(family), sequences()
     unchained = unchain(copy.deepcopy(base), DexConfig(anneal=10, train=train), calibration=ids)
@@ -164,6 +165,30 @@ def test_optimiser_steps_that_are_not_counted_cause_a_warning():
         unchained(sequences(), labels=sequences())
     with pytest.raises(ValueError, match="step: got -1"):
         unchained.step = -1
+
+
+@pytest.mark.parametrize("factor", [1.0, 100.0])
+def test_lam_has_a_learning_rate_of_its_own(factor, tmp_path):
+    torch.manual_seed(0)
+    config = DexConfig(heads="all", anneal=4, train="kv", lam_lr_factor=factor)
+    unchained = unchain(made("llama"), config)
+    before = {name: p.detach().clone() for name, p in trainable(unchained.base_model).items()}
+    arguments = TrainingArguments(
+        str(tmp_path),
+        max_steps=2,
+        learning_rate=1e-4,
+        lr_scheduler_type="constant",
+        use_cpu=True,
+        disable_tqdm=True,
+        report_to="none",
+    )
+    data = [{"input_ids": row, "labels": row} for row in sequences(16)]
+    AdapterTrainer(model=unchained.base_model, args=arguments, train_dataset=data).train()
+    for name, p in trainable(unchained.base_model).items():
+        step = 1e-4 * (factor if name.endswith("lam.learn") else 1)
+        moved = float((p.detach() - before[name]).abs().max())
+        # at most one learning rate per step; W_D and lam have no gradient in the first
+        assert 0.5 * step < moved < 2.1 * step, name
 
 
 def test_the_trainer_counts_steps_and_resumes(tmp_path):

@@ -100,14 +100,51 @@ def test_lam_stays_fp32_in_a_bf16_model():
     assert operator.base_layer.weight.dtype == torch.float16
 
 
-@pytest.mark.parametrize("train", ["kvo", "adapter"])
-def test_what_is_trained(train):
-    unchained = unchain(made("qwen2"), DexConfig(heads="all", train=train))
+@pytest.mark.parametrize("lam", ["learned", "held", "one"])
+@pytest.mark.parametrize("train", ["kvo", "kv", "adapter"])
+def test_what_is_trained(train, lam):
+    unchained = unchain(made("qwen2"), DexConfig(heads="all", train=train, lam=lam))
     ends = {name.split("self_attn.")[-1] for name in trainable(unchained)}
-    adapter = {"o_proj.W_D", "o_proj.lam.learn"}
-    projections = {"k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias"}
-    projections |= {"o_proj.base_layer.weight"}
-    assert ends == (adapter | projections if train == "kvo" else adapter)
+    expected = {"o_proj.W_D", *(["o_proj.lam.learn"] if lam == "learned" else [])}
+    if train != "adapter":
+        expected |= {"k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias"}
+    if train == "kvo":
+        expected.add("o_proj.base_layer.weight")
+    assert ends == expected
+
+
+@pytest.mark.parametrize(
+    ("form", "values"),
+    [
+        ("learned", [0.0, 0.125, 0.0, 0.0]),  # (1 - r) r lam_init, and the learned 0 at the end
+        ("held", [0.0, 0.375, 0.5, 0.5]),  # that and r lam_init
+        ("one", [1.0, 1.0, 1.0, 1.0]),
+    ],
+)
+def test_the_forms_of_lam(form, values):
+    lam = DexLambda(0.5, 10, torch.tensor([[0.0], [1.0]]), form)
+    for step, value in zip((0, 5, 10, 30), values, strict=True):
+        lam.set_step(step)
+        assert float(lam.value().detach()) == pytest.approx(value)
+        assert lam.weights().flatten().tolist() == pytest.approx([0.0, -value])
+
+
+@pytest.mark.parametrize("form", ["held", "one"])
+def test_every_form_starts_as_the_base_model_and_trains_w_d(form):
+    model, ids = made("llama"), sequences()
+    with torch.no_grad():
+        before = model(ids).logits
+    unchained = unchain(model, DexConfig(heads="all", anneal=5, train="adapter", lam=form))
+    assert torch.equal(unchained(ids).logits, before)
+    start = {name: o.W_D.detach().clone() for name, o in operators(unchained).items()}
+    optimizer = torch.optim.AdamW(trainable(unchained).values(), lr=1e-3, weight_decay=0)
+    for step in range(3):
+        unchained.step = step
+        unchained(ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for name, operator in operators(unchained).items():
+        assert not torch.equal(operator.W_D, start[name])
 
 
 def test_every_trained_part_moves():
@@ -162,6 +199,30 @@ def test_importance_is_the_slope_of_the_loss():
     assert all(p.grad is None for p in model.parameters())
 
 
+def test_lowest_entropy_is_the_other_half_and_random_heads_follow_the_seed():
+    def chosen(heads, seed=0):
+        model = made("llama")
+        torch.manual_seed(seed)
+        return unchain(model, DexConfig(heads=heads), calibration=sequences()).dex_config.heads
+
+    highest, lowest = chosen("entropy"), chosen("lowest-entropy")
+    assert [sorted(a + b) for a, b in zip(highest, lowest, strict=True)] == [[0, 1, 2, 3]] * 2
+    assert chosen("random") == chosen("random")
+    assert [len(heads) for heads in chosen("random")] == [2, 2]
+    assert len({str(chosen("random", seed)) for seed in range(8)}) > 2
+
+
+def test_w_d_starts_the_same_whatever_heads_are_chosen():
+    starts = []
+    for heads in ("entropy", "lowest-entropy", "random"):
+        model = made("llama")
+        torch.manual_seed(3)
+        unchained = unchain(model, DexConfig(heads=heads), calibration=sequences())
+        starts.append([o.W_D for o in operators(unchained).values()])
+    for other in starts[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(starts[0], other, strict=True))
+
+
 def test_top_heads_have_the_highest_scores_and_of_equals_the_first():
     scores = [torch.tensor([1.0, 3.0, 3.0, 2.0]), torch.zeros(4)]
     assert top_heads(scores, 0.5) == [[1, 2], [0, 1]]
@@ -213,11 +274,14 @@ def test_a_bf16_model_is_folded_in_fp64():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"heads": "best"}, "heads: got 'best', allowed are entropy, importance, all"),
+        ({"heads": "best"}, "heads: got 'best', allowed are entropy, lowest-entropy, random"),
         ({"fraction": 0.0}, "fraction: got 0.0"),
         ({"anneal": 0}, "anneal: got 0, expected at least 1 step"),
         ({"anneal": 2.5}, "anneal: got 2.5, expected a whole number"),
-        ({"train": "q"}, "train: got 'q', expected 'kvo' or 'adapter'"),
+        ({"train": "q"}, "train: got 'q', expected 'kvo'"),
+        ({"lam": "fixed"}, "lam: got 'fixed', expected 'learned'"),
+        ({"lam_lr_factor": 0.0}, "lam_lr_factor: got 0.0, expected a number above 0"),
+        ({"lam": "held", "lam_lr_factor": 9.0}, "lam is not trained with lam='held'"),
         ({"lam_init": "deep"}, "lam_init: got 'deep'"),
         ({"lam_init": math.nan}, "lam_init: got nan"),
         ({"heads": [0, 1]}, "heads: got"),
