@@ -355,6 +355,7 @@ def killed_plan(recipe):
     return DexPlan(recipe, OPTIONS, arms, extensions=0, tuning_steps=2)
 
 
+@pytest.mark.slow  # test_killed_study.py kills a study among the fast tests
 def test_killed_and_resumed_the_end_is_the_same(plan, tmp_path):
     recipe = plan.recipe.changed(steps=40, checkpoint_every=5)
     mine, folder = killed_plan(recipe), tmp_path / "killed"

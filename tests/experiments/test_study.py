@@ -213,6 +213,7 @@ def two_runs() -> list[TrainingRun]:
     ]
 
 
+@pytest.mark.slow  # test_killed_study.py kills a study among the fast tests
 def test_a_killed_study_repeats_no_finished_run(tmp_path):
     """Two runs, the second killed; the lab is started again and ends as if it had not been."""
     script = tmp_path / "run.py"
