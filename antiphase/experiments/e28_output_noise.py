@@ -14,7 +14,13 @@ from antiphase.experiments.arms import FOREIGN_NOISE, STANDARD, V1, V2
 from antiphase.experiments.conditions import STRESS
 from antiphase.experiments.contests import learned_effects, noise_effect
 from antiphase.experiments.e05_sparsity import BOTH, ENTROPY, ONLY_V1, sparsity_metric
-from antiphase.experiments.experiment import Experiment, Measurement, Table, interval_row
+from antiphase.experiments.experiment import (
+    Experiment,
+    Measurement,
+    Table,
+    bar_chart,
+    interval_row,
+)
 from antiphase.experiments.model_measurements import Numbers, in_retrieval_heads
 from antiphase.experiments.trained_models import TrainedModel, TrainedModels
 from antiphase.experiments.verdicts import Effect, Prediction, room
@@ -95,18 +101,19 @@ class OutputNoiseTest(Experiment):
         null = models.values(V1, rejection_of_null)
         effects[OVER_NULL] = [a - b for a, b in zip(effects[REJECTION], null, strict=True)]
         effects |= learned_effects(models, self.arms[:2]) | noise_effect(models, STANDARD)
+        measures = {"own A2": rejection_in_output, "A2 of another example": rejection_of_null}
+        found = {
+            name: {arm.name: models.values(arm, measure) for arm in self.arms[1:]}
+            for name, measure in measures.items()
+        }
         rows = [
-            interval_row(
-                arm.name,
-                models.values(arm, rejection_in_output),
-                models.values(arm, rejection_of_null),
-            )
+            interval_row(arm.name, *(values[arm.name] for values in found.values()))
             for arm in self.arms[1:]
         ]
-        columns = ["", "dB", "dB, A2 of another example"]
         title = f"Rejection in the output of retrieval heads, {STRESS.name}"
         note = (
             "Above 0, the subtraction lowers the norm of what irrelevant tokens add to a head's "
             "output more than that of what the answer adds."
         )
-        return Measurement(effects, [Table(title, columns, rows, note)])
+        table = Table(title, ["", *(f"dB, {name}" for name in found)], rows, note)
+        return Measurement(effects, [table], [bar_chart(title, "dB", found)])
