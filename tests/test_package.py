@@ -41,6 +41,7 @@ def test_public_names_resolve():
 
 
 SHARED = [  # import no room
+    "allocator",
     "registrations",
     "cache_folder",
     "cpu",

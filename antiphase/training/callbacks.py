@@ -20,7 +20,7 @@ from antiphase.training.checkpoints import gathered_weights, save_model_atomic, 
 from antiphase.training.criterion import CriterionTracker
 from antiphase.training.recipe import Recipe
 
-TIMED = ("tokens_per_second",)  # differ between runs that are otherwise the same
+TIMED = ("tokens_per_second", "cpu_seconds")  # differ between runs that are otherwise the same
 METRICS = "metrics.jsonl"
 
 
@@ -54,10 +54,15 @@ class Speed:
 
 
 class Metrics(TrainerCallback):
-    """Write everything that is logged to metrics.jsonl, one line per log."""
+    """Write everything that is logged to metrics.jsonl, one line per log.
+
+    A held-out score has `cpu_seconds` beside it: the CPU time of the first process since the run
+    began, over all its threads, without what a kill undid.
+    """
 
     def __init__(self, folder: Path, speed: Speed) -> None:
         self.path, self.speed = folder / METRICS, speed
+        self._earlier, self._began = 0.0, time.process_time()
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -66,6 +71,7 @@ class Metrics(TrainerCallback):
         self.speed.start(state.global_step)
         if state.is_world_process_zero:
             truncate_metrics(self.path, state.global_step)
+        self._earlier, self._began = cpu_seconds(self.path.parent) or 0.0, time.process_time()
 
     def on_log(
         self,
@@ -85,6 +91,9 @@ class Metrics(TrainerCallback):
             if name not in ("epoch", "at_step")
             and not (isinstance(value, float) and not math.isfinite(value))
         }
+        if "held_out_loss" in kept:
+            used = self._earlier + time.process_time() - self._began
+            kept["cpu_seconds"] = round(used, 3)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **kept}) + "\n")
 
@@ -230,6 +239,12 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         if isinstance(line, dict) and isinstance(line.get("step"), int):
             lines.append(line)
     return lines
+
+
+def cpu_seconds(folder: Path) -> float | None:
+    """Return the CPU time of a run so far; None if none was recorded."""
+    found = [line["cpu_seconds"] for line in read_metrics(folder) if "cpu_seconds" in line]
+    return float(found[-1]) if found else None
 
 
 def truncate_metrics(path: Path, step: int) -> None:

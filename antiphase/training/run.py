@@ -26,6 +26,7 @@ from transformers import PrinterCallback
 from transformers.integrations import TensorBoardCallback
 from transformers.utils.logging import disable_progress_bar
 
+from antiphase.allocator import keep_freed_memory
 from antiphase.tasks import Language
 from antiphase.training import checkpoints, provenance
 from antiphase.training.callbacks import Evaluations, Metrics, Milestones, Snapshots, Speed
@@ -175,6 +176,7 @@ def _set_aside(folder: Path, faults: dict[str, str], last: Path | None) -> None:
 def _run(
     recipe: Recipe, components: Components, folder: Path, checkpoint: Path | None, quiet: bool
 ) -> Path:
+    keep_freed_memory()
     disable_progress_bar()  # of transformers; there is one of ours
     trainer, stop, progress = _trainer(recipe, components, folder, quiet)
     try:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from antiphase.training import resume, train
-from antiphase.training.callbacks import read_metrics
+from antiphase.training.callbacks import cpu_seconds, read_metrics
 from antiphase.training.checkpoints import write_manifest
 from tests.training.small import SMALL, assert_same_end, unfinished, untimed, weights
 
@@ -36,6 +36,8 @@ def test_a_run_folder_has_everything(finished):
         {"grad_norm", "learning_rate", "lam_0", "tokens_per_second"} <= set(x) for x in logged
     )
     assert [x["step"] for x in lines if "held_out_accuracy" in x] == [10, 20, 30]
+    used = [x["cpu_seconds"] for x in lines if "held_out_loss" in x]
+    assert 0 < used[0] < used[1] < used[2] == cpu_seconds(finished)
     assert json.loads((finished / "environment.json").read_text())["torch"] == torch.__version__
     assert sorted(p.name for p in (finished / "checkpoints").iterdir()) == [
         "checkpoint-20",
@@ -95,7 +97,11 @@ def test_resuming_ends_bit_by_bit_the_same(finished, tmp_path):
     folder = unfinished(finished, tmp_path / "r")
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 29, "loss"')  # cut off by the kill
+    used = next(
+        x["cpu_seconds"] for x in read_metrics(folder) if "cpu_seconds" in x and x["step"] == 20
+    )
     assert_same_end(resume(folder, quiet=True), finished)
+    assert cpu_seconds(folder) > used
 
 
 def test_dropout_is_the_same_after_a_resume_and_in_recomputation(tmp_path):
