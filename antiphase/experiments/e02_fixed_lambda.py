@@ -1,16 +1,24 @@
-"""Test 2: pure cancellation, with lam fixed, as distractors become nearer."""
+"""Test 2: pure cancellation, with lam fixed, as distractors become nearer; which lam is learned.
+
+The analysis says that lam learns the weight that removes most noise. That is lam*, the projection
+of A1 on A2 over the irrelevant tokens; the learned lam is compared with it.
+"""
 
 from functools import partial
 
 import numpy as np
+from torch import Tensor
 
+from antiphase.analysis.capture import LayerMaps
+from antiphase.analysis.ground_truth import GroundTruth
+from antiphase.analysis.metrics.cancellation import from_another_example, optimal_weight
 from antiphase.analysis.statistics import difference
 from antiphase.experiments.arms import STANDARD, V1, Arm
 from antiphase.experiments.conditions import CONDITIONS, NEAR, STRESS, grid
 from antiphase.experiments.contests import accuracy_chart, compare, contest
 from antiphase.experiments.e07_grid import SIZE
 from antiphase.experiments.experiment import Experiment, Measurement, Table, interval_row
-from antiphase.experiments.model_measurements import Numbers, answer_loss
+from antiphase.experiments.model_measurements import Numbers, answer_loss, in_retrieval_heads
 from antiphase.experiments.trained_models import TrainedModel, TrainedModels
 from antiphase.experiments.verdicts import Effect, Prediction, learned, noise, room
 from antiphase.training.callbacks import lambdas
@@ -24,12 +32,14 @@ GROWTH = Effect(
     condition=f"near minus far distractors, {STRESS.length:g}x length",
 )
 LOSS = Effect("loss", FIXED[0.0].name, condition=STRESS.name)
+LAM_SIZE = 0.1
+LAM_GAP = Effect("lam minus lam*, retrieval heads", V1.name, condition=STRESS.name)
 
 
 class FixedLambdaTest(Experiment):
     """V1 with lam fixed, against lam learned."""
 
-    version = 6
+    version = 7
     arms = (STANDARD, V1, *FIXED.values())
     conditions = tuple(dict.fromkeys((*CONDITIONS, *AT_STRESS.values())))
     predictions = (
@@ -55,6 +65,14 @@ class FixedLambdaTest(Experiment):
                 noise(STRESS.name),
             ),
         ),
+        Prediction(
+            "cancelling",
+            LAM_GAP,
+            "same",
+            LAM_SIZE,
+            "the analysis: lam learns the weight that removes most noise",
+            gates=(learned(V1.name), noise(STRESS.name)),
+        ),
         contest(
             "unchaining",
             FIXED[0.5],
@@ -79,15 +97,53 @@ class FixedLambdaTest(Experiment):
         )
         found.effects[GROWTH] = difference(near, far)
         found.effects[LOSS] = models.values(FIXED[0.0], answer_loss)
+        found.effects[LAM_GAP] = difference(
+            models.values(V1, learned_weight), models.values(V1, best_weight)
+        )
         title = f"Accuracy as distractors become nearer, {STRESS.length:g}x length"
         found.figures.append(accuracy_chart(title, "distractors", models, self.arms, AT_STRESS))
-        found.tables.append(_learned_lambda(models))
+        found.tables += [_learned_lambda(models), _best_lambda(models)]
         return found
 
 
 def layer_lambda(model: TrainedModel, layer: int, step: int | None = None) -> Numbers:
     """Return lam of a layer at the end of a run, or at a milestone."""
     return np.array([lambdas(model.load(step))[f"lam_{layer}"]])
+
+
+def learned_weight(model: TrainedModel) -> Numbers:
+    """Return lam in retrieval heads, by example."""
+
+    def metric(layer: LayerMaps, truth: GroundTruth) -> Tensor:
+        assert layer.lam is not None
+        return layer.lam.mean((-1, -2)).expand(layer.signal.shape[:2])  # [B, h]
+
+    return in_retrieval_heads(model, metric)
+
+
+def best_weight(model: TrainedModel, null: bool = False) -> Numbers:
+    """Return lam*, the lam that removes most noise, in retrieval heads, by example.
+
+    Args:
+        model: with two maps per head.
+        null: of A2 of another example.
+    """
+
+    def metric(layer: LayerMaps, truth: GroundTruth) -> Tensor:
+        assert layer.noise is not None
+        noise = from_another_example(layer.noise) if null else layer.noise
+        return optimal_weight(layer.signal, noise, truth)
+
+    return in_retrieval_heads(model, metric)
+
+
+def _best_lambda(models: TrainedModels) -> Table:
+    """Return the learned lam beside lam*."""
+    measures = (learned_weight, best_weight, partial(best_weight, null=True))
+    rows = [interval_row(V1.name, *(models.values(V1, measure) for measure in measures))]
+    columns = ["", "lam", "lam*", "lam*, A2 of another example"]
+    note = "lam* removes most of A1's weights on irrelevant tokens, in squares."
+    return Table(f"The lam that would remove most noise, {STRESS.name}", columns, rows, note)
 
 
 def _learned_lambda(models: TrainedModels) -> Table:

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from antiphase.experiments.arms import STANDARD, V1, V2, on_task
-from antiphase.experiments.conditions import AS_TRAINED, STRESS, Condition
+from antiphase.experiments.conditions import AS_TRAINED, Condition, grid
 from antiphase.experiments.contests import SIZE, learned_effects
 from antiphase.experiments.experiment import (
     Experiment,
@@ -33,6 +33,8 @@ UNANSWERABLE = {
     "criterion": None,  # it counts repeated needles, which all have an answer, more than refusals
 }
 ARMS = on_task("unanswerable", (STANDARD, V1, V2), UNANSWERABLE)
+# at 1.5 times the length standard attention answers 2% to 7% of the unanswerable questions: no room
+STRESS = grid((2.0,), ("near",))[2.0, "near"]
 REFUSAL_RATE = 0.05  # on answerable questions, the same for all arms
 EXAMPLES = 512
 HALLUCINATIONS = Effect(
@@ -79,7 +81,7 @@ def outcome(
 class CautionTest(Experiment):
     """Answerable and unanswerable retrieval, both kinds of error, then at equal refusal rates."""
 
-    version = 5
+    version = 6
     arms = tuple(ARMS.values())
     conditions = (AS_TRAINED, STRESS)
     predictions = (

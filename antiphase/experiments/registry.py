@@ -156,9 +156,9 @@ _TESTS = (
     ),
     RegisteredTest(
         16,
-        "Many shots",
-        "Does it learn better from labelled shots in the context, whatever their order?",
-        "antiphase.experiments.e16_many_shot:ManyShotTest",
+        "Order of pairs",
+        "Does the order of the pairs in the context matter less to it?",
+        "antiphase.experiments.e16_order:OrderTest",
         studies=(SYNTHETIC,),
     ),
     RegisteredTest(
@@ -173,7 +173,6 @@ _TESTS = (
         "Arithmetic chains",
         "Does it follow a chain of assignments better as other chains become more?",
         "antiphase.experiments.e18_arithmetic:ArithmeticTest",
-        studies=(SYNTHETIC,),
     ),
     RegisteredTest(
         19,

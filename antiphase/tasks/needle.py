@@ -7,11 +7,12 @@ A sequence is a row of two-token slots. N needles (key, value) are placed at ran
 one at a chosen depth. Of the other slots, a fraction `noise` holds distractors: pairs of the same
 form with other keys. The rest is filler. R needles are queried at the end. With `repeats`, needles
 occur again within the haystack, and every repetition is a query, too: many more targets per
-sequence, for training.
+sequence, for training. `order` permutes the slots of the same sequence, to measure how much the
+order of its pairs matters.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -35,6 +36,7 @@ class NeedleOptions(KeyValueOptions):
         repeats: how often each needle occurs again, as a query.
         noise: fraction of the remaining slots that hold distractors.
         depth: position of the first queried needle, 0 (start) to 1 (end); None for random.
+        order: which permutation of the slots; 0 for that which was drawn.
     """
 
     decoys: int = 16
@@ -44,6 +46,7 @@ class NeedleOptions(KeyValueOptions):
     repeats: int = 0
     noise: float = 0.5
     depth: float | None = None
+    order: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,6 +60,11 @@ class NeedleOptions(KeyValueOptions):
         if self.depth is not None and self.repeats:
             raise ValueError(
                 "depth: places the needle, and repeats scatter it; use one of the two options"
+            )
+        if self.order and (self.repeats or self.depth is not None):
+            raise ValueError(
+                f"order: got {self.order}, but other orders of a sequence need repeats=0 (a "
+                "repeated needle is a query) and no depth (which places the needle)"
             )
         if self.needles * (1 + self.repeats) > self.slots:
             raise ValueError(
@@ -95,7 +103,8 @@ class Needle(KeyValueTask):
     name = "needle"
     Options = NeedleOptions
     held_back_keys: ClassVar[int] = 0  # keys that no sequence holds: the last of its permutation
-    unkeyed_options = ("near",)  # the same needles are drawn, whatever keys the distractors have
+    # the same needles are drawn, whatever keys the distractors have and in whatever order
+    unkeyed_options = ("near", "order")
 
     def build_vocabulary(self) -> list[str]:
         tokens = super().build_vocabulary()
@@ -134,6 +143,24 @@ class Needle(KeyValueTask):
             axis=-1,
         )  # [B, R, 2]
         return self._assemble(content, queried, pairs, queries)
+
+    def examples(self, indices: Any) -> Examples:
+        """Return a batch of examples, their slots in the chosen order.
+
+        Every order of a sequence is in the split of the drawn one.
+        """
+        out, options = super().examples(indices), self.options
+        if options.order:
+            wanted = np.asarray(indices, dtype=np.int64)
+            rng = CounterRNG(self._key, wanted, np.zeros_like(wanted))
+            S, w = options.slots, options.slot_tokens
+            order = rng.permutations(f"order {options.order}", S)  # [B, S]
+            start = options.length - w * (options.queried + S)
+            moved = (start + w * order[..., None] + np.arange(w)).reshape(len(wanted), -1)
+            for field in fields(Examples):
+                values = getattr(out, field.name)
+                values[:, start : start + w * S] = np.take_along_axis(values, moved, axis=1)
+        return out
 
     def _slot_contents(self, rng: CounterRNG) -> Array:
         """Return what each slot holds: a needle's number, DISTRACTOR or FILLER, [B, S]."""

@@ -8,8 +8,7 @@ from functools import partial
 import pytest
 
 from antiphase.experiments.e10_caution import ARMS as UNANSWERABLE
-from antiphase.experiments.e16_many_shot import ARMS as MANY_SHOT
-from antiphase.experiments.e16_many_shot import ORDERS
+from antiphase.experiments.e16_order import ORDERS
 from antiphase.experiments.e17_multi_needle import MANY, ONE
 from antiphase.experiments.e23_full_grid import AXES
 from tests.experiments.planted import I, R, S, World, measure
@@ -42,6 +41,20 @@ def found(judgements, *which):
 )
 def test_whether_lam_of_1_gains_more_with_near_distractors(planted, verdict, judged):
     assert found(judged(2, **planted), 1) == [verdict]
+
+
+@pytest.mark.parametrize(
+    ("planted", "verdict"),
+    [
+        ({"retrieving": "common"}, S),  # lam is 0.5, the noise is A2 / 1.75
+        ({"retrieving": "own"}, R),
+        ({"retrieving": "own", "elsewhere": "common"}, R),
+        ({}, R),  # nothing is subtracted
+        ({"retrieving": "common", "noise": 0.02}, I),
+    ],
+)
+def test_whether_lam_is_the_one_that_removes_most_noise(planted, verdict, judged):
+    assert found(judged(2, **planted), 2) == [verdict]
 
 
 @pytest.mark.parametrize(
@@ -78,24 +91,23 @@ def test_caution_is_no_knowledge(planted, verdict, judged):
     assert found(judged(10, **planted)) == [verdict]
 
 
-STANDARD_SHOTS, V1_SHOTS = (MANY_SHOT[name].name for name in ("standard", "V1"))
-
-
 @pytest.mark.parametrize(
-    ("by_order", "learned", "verdict"),
+    ("by_order", "learned", "expected"),
     [
-        ({STANDARD_SHOTS: 0.4}, {}, S),
-        ({STANDARD_SHOTS: 0.4, V1_SHOTS: 0.4}, {}, R),
-        ({STANDARD_SHOTS: 0.55, V1_SHOTS: 0.4}, {}, R),
-        ({V1_SHOTS: 0.4}, {}, I),  # no room: the order does not matter to standard attention
-        ({}, {}, I),
-        ({STANDARD_SHOTS: 0.4}, {V1_SHOTS: 0.6}, I),
+        ({"standard": 0.4}, {}, [S, S]),
+        ({"standard": 0.4, "V1": 0.4}, {}, [R, S]),
+        ({"standard": 0.55, "V1": 0.4}, {}, [R, S]),
+        ({"standard": 0.4, "foreign noise": 0.4}, {}, [S, R]),
+        ({"V1": 0.4}, {}, [I, I]),  # no room: the order does not matter to standard attention
+        ({}, {}, [I, I]),
+        ({"standard": 0.4}, {"V1": 0.6}, [I, I]),
+        ({"standard": 0.4}, {"foreign noise": 0.6}, [S, I]),
     ],
 )
-def test_the_spread_over_orders_is_best_minus_worst(by_order, learned, verdict, judged):
+def test_the_spread_over_orders_is_best_minus_worst(by_order, learned, expected, judged):
     """All orders of an arm give 0.7, but for one."""
     at = {(arm, ORDERS[3].name): level for arm, level in by_order.items()}
-    assert found(judged(16, at=at, learned=learned), 3) == [verdict]
+    assert found(judged(16, at=at, learned=learned)) == expected
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,45 @@ def test_absent_keys_are_absent(options):
         assert (tokens[-2] in tokens[:-2]) != none
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("needle", {"noise": 0.5, "near": 0.5}),
+        ("needle", {"queried": 2, "length": 65}),
+        ("composite_needle", {"near": 1.0}),
+        ("unanswerable", {}),
+    ],
+)
+def test_order_permutes_the_slots_of_the_same_sequence(name, options):
+    orders = [
+        task(name)(order=k, size=30, split="test", **options).examples(range(30)) for k in range(3)
+    ]
+    drawn, dataset = orders[0], task(name)(**options)
+    w, R = dataset.options.slot_tokens, dataset.options.queried
+    S = dataset.options.slots
+    stop = dataset.length - w * R
+    start = stop - w * S
+
+    def slots(batch, i):
+        fields = (batch.tokens, batch.roles, batch.needle, batch.labels)
+        rows = np.stack([field[i, start:stop].reshape(S, w) for field in fields], axis=-1)
+        return sorted(map(tuple, rows.reshape(S, -1).tolist()))
+
+    for other in orders[1:]:
+        assert all(slots(other, i) == slots(drawn, i) for i in range(30))
+        assert (other.tokens[:, stop:] == drawn.tokens[:, stop:]).all()  # the queries stay
+        assert (other.labels[:, stop:] == drawn.labels[:, stop:]).all()
+        assert not (other.tokens == drawn.tokens).all(1).any()
+    one = task(name)(order=2, size=30, split="test", **options).examples([7])
+    assert (one.tokens[0] == orders[2].tokens[7]).all()  # whatever it is drawn with
+
+
+@pytest.mark.parametrize("other", [{"repeats": 1}, {"depth": 0.5}])
+def test_an_order_needs_needles_that_may_move(other):
+    with pytest.raises(ValueError, match=r"order: got 1, but other orders .* need repeats=0"):
+        task("needle")(order=1, **other)
+
+
 def test_order_permutes_the_same_shots():
     orders = [task("many_shot")(order=k, size=30).examples(range(30)) for k in range(3)]
     for other in orders[1:]:

@@ -44,10 +44,7 @@ WORDS: dict[str, str] = {
         "a needle is a key and its value; a query is a key that occurs again, to be answered with "
         "its value; a distractor is a pair with another key; fillers are other tokens"
     ),
-    "shot, class, order": (
-        "a shot is two words and the label of their class; a class is three words, and other ones "
-        "in each sequence; an order is a permutation of the shots before the question"
-    ),
+    "order": "a permutation of the pairs before the question, which stays the same",
     "chain": (
         "assignments of which each adds a number to the variable before; other chains of the same "
         "form distract"
