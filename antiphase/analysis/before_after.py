@@ -18,7 +18,7 @@ from torch import Tensor
 from antiphase.analysis.capture import capture
 from antiphase.analysis.ground_truth import GroundTruth
 from antiphase.analysis.metrics.allocation import allocation
-from antiphase.evaluation.suite.registry import find_benchmarks
+from antiphase.evaluation.evaluate import EvaluationOptions
 from antiphase.pretrained.dex import DexOutput, operators
 from antiphase.tasks import Language
 from antiphase.tasks.word_needles import Question, WordNeedles
@@ -40,13 +40,20 @@ class BeforeAfterOptions:
     needles: int = 8  # per question
     benchmarks: list[str] = field(default_factory=list)  # of `antiphase evaluate --list`
     benchmark_items: int = 50  # per benchmark
+    benchmark_dtype: str = "float32"  # of the weights, for benchmarks
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if name != "benchmarks" and value < 1:
+            if isinstance(value, int) and value < 1:
                 raise ValueError(f"{name}: got {value}, expected at least 1")
         if self.benchmarks:
-            find_benchmarks(self.benchmarks)
+            self.of_benchmarks()  # raises for unknown names
+
+    def of_benchmarks(self) -> EvaluationOptions:
+        """Return the options of `evaluate_model`."""
+        return EvaluationOptions(
+            tasks=self.benchmarks, limit=self.benchmark_items, dtype=self.benchmark_dtype
+        )
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,12 @@ def run(
         Optional[Path],
         typer.Option(help="keep finished runs without weights in this file; start from it"),
     ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="continue from what the repository has of it, in docs/results"
+        ),
+    ] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -79,10 +85,14 @@ def run(
     study_id = "primary" if full else study_id
     if road and (study_id, only, seeds, report) != (None, None, None, None):
         raise ValueError(
-            "--road: goes with --out, --records and --engine only; leave out the other options"
+            "--road: goes with --out, --records, --resume and --engine only; leave out the others"
         )
     if study_id is not None and seeds is not None:
         raise ValueError(f"--seeds: the seeds of {study_id!r} are locked; leave out --seeds")
+    if resume and not road and study_id is None:
+        raise ValueError("--resume: goes with --full, --study or --road; without, runs just resume")
+    if resume and records is not None:
+        raise ValueError("--resume: takes the repository's records, but --records is given, too")
     require_at_least(1, seeds=3 if seeds is None else seeds)
     numbers = None if only is None else _numbers(only)
     folder = out or _folder("road" if road else study_id)
@@ -92,7 +102,7 @@ def run(
     require_engine_options(engine, address)
     require_packages("the report", "lab", "plotly", "matplotlib")
     if road:
-        _road(folder, output, engine, address, results_url, records)
+        _road(folder, output, engine, address, results_url, records, resume)
         return
     from dataclasses import replace
 
@@ -107,11 +117,15 @@ def run(
         from antiphase.experiments.leases import LEASES, lease
         from antiphase.experiments.plans import QUICK, select_tests
         from antiphase.experiments.study import run_study
+        from antiphase.experiments.study_records import kept_runs
 
         plan = QUICK if study_id is None else _locked_plan(study_id)
         if seeds is not None:
             plan = replace(plan, seeds=tuple(range(seeds)))
         tests = select_tests(plan, numbers)
+        if resume:
+            assert plan.kept is not None
+            records = kept_runs(plan.kept, folder)
         chosen, copy = open_engine(engine, address, results_url, output)
         study = run_study(plan, tests, folder, output.progress, engine=chosen, records=records)
         with lease(folder / LEASES, "report"):  # another study may end in this folder, too
@@ -166,11 +180,15 @@ def _road(
     address: str | None,
     results_url: str | None,
     records: Path | None,
+    resume: bool,
 ) -> None:
     from antiphase.benchmarks.road_costs import road_costs
-    from antiphase.experiments.road import as_json, run_road
+    from antiphase.experiments.road import KEPT, as_json, run_road
     from antiphase.experiments.road_page import write_road
+    from antiphase.experiments.study_records import kept_runs
 
+    if resume:
+        records = kept_runs(KEPT)
     chosen, copy = open_engine(engine, address, results_url, output)
     results = run_road(folder, output.progress, engine=chosen, records=records)
     with output.progress.status("measuring: speed by length"):

@@ -12,7 +12,6 @@ import json
 import math
 import shutil
 import tempfile
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -43,6 +42,7 @@ from antiphase.experiments.local_pool import LocalEngine
 from antiphase.experiments.lock import check_lock, runs_of, starts_of, write_lock
 from antiphase.experiments.records import Records
 from antiphase.experiments.results import without_nan
+from antiphase.experiments.step_time import step_seconds
 from antiphase.experiments.train_all import duration, train_all
 from antiphase.experiments.unchain import LOCK as UNCHAIN_LOCK
 from antiphase.experiments.unchain import (
@@ -141,12 +141,13 @@ def trial_plan(
         ValueError: a setting is invalid, or would make the study another one.
     """
     shared = load_recipe("unchain").changed(
-        batch_size=2, evaluate_every=100, evaluate_examples=32, threads=1
+        batch_size=2, evaluate_every=100, evaluate_examples=32, threads=1, precision="bf16"
     )
     evaluation = {
         "questions": 16,
         "benchmarks": [task for task, _ in BENCHMARKS.values()],
         "benchmark_items": 100,
+        "benchmark_dtype": "bfloat16",
     }
     recipe, options = unchain_settings(
         settings,
@@ -428,24 +429,12 @@ def _length(plan: DexPlan) -> int:
 
 
 def _timed(plan: DexPlan) -> tuple[float, float]:
-    """Return the seconds of a training step of DEX, and of a forward pass per token.
-
-    CPU time of one thread, which other work on the machine does not prolong.
-    """
-    recipe = plan.recipe_of(HELD, plan.first_rates[0], TUNING_SEED).changed(threads=1)
+    """Return the CPU seconds of a training step of DEX, and of a forward pass per token."""
+    recipe = plan.recipe_of(HELD, plan.first_rates[0], TUNING_SEED)
     threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng():
         built = Components.build(recipe, Path(folder), 1)
-    model = built.tuned.model
-    batch = torch.stack([built.data[i]["input_ids"] for i in range(recipe.batch_size)])
-    began = step = 0.0
-    for _ in range(2):  # the first one warms up
-        began = time.process_time()
-        model(input_ids=batch, labels=batch, use_cache=False).loss.backward()
-        step = time.process_time() - began
-    with torch.no_grad():
-        began = time.process_time()
-        model(input_ids=batch, use_cache=False)
-    token = (time.process_time() - began) / batch.numel()
     torch.set_num_threads(threads)
-    return step, token
+    batch = torch.stack([built.data[i]["input_ids"] for i in range(recipe.batch_size)])
+    step, read = step_seconds(built.tuned.model, batch, recipe.precision)
+    return step, read / batch.numel()

@@ -1,8 +1,7 @@
 """Test 21: how the loss of each mechanism on text depends on the start.
 
-The recipes of the ladder start W_Q and W_K at 0.02 and scale W_O down. Beside that stand the
-published start (N(0, 0.02) everywhere, head-norm gains of 1) and the default of the package
-(attention logits of unit variance).
+The recipes of the ladder start W_Q and W_K at 0.02 and scale W_O down. Beside that stands the
+published start: N(0, 0.02) everywhere, head-norm gains of 1.
 """
 
 from antiphase.experiments.arms import STANDARD, V1, V2, Arm
@@ -13,10 +12,7 @@ from antiphase.experiments.trained_models import TrainedModels
 from antiphase.experiments.verdicts import Effect
 
 ARMS = (STANDARD, V1, V2)
-STARTS = {
-    "published start": {"initialisation": "published"},
-    "default start": {"query_key_std": None},
-}
+STARTS = {"published start": {"initialisation": "published"}}
 
 
 def started(arm: Arm, start: str) -> Arm:

@@ -9,6 +9,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from antiphase.experiments import registry
 from antiphase.experiments.registry import EXPERIMENTS, RegisteredTest, tests_of
@@ -27,6 +28,7 @@ class Plan:
         seeds: of the study's runs, which no other study and no tuning uses.
         grid: how arms are tuned; None for the recipe's learning rate and branch scale.
         locked: whether the study refuses to start without a lock.
+        kept: folder of the repository with its lock and its finished runs; None if it has none.
     """
 
     id: str
@@ -35,6 +37,7 @@ class Plan:
     seeds: tuple[int, ...]
     grid: Grid | None = None
     locked: bool = False
+    kept: Path | None = None
 
     @property
     def on_text(self) -> bool:
@@ -42,6 +45,7 @@ class Plan:
         return self.recipe.task == "language"
 
 
+_KEPT = Path("docs/results")
 _RECIPE = load_recipe("needle-lab")
 _EASIER = {"length": 64, "keys": 8, "repeats": 3}
 QUICK = Plan(
@@ -62,6 +66,7 @@ PRIMARY = Plan(
     tuple(range(100, 108)),
     Grid(steps=400),
     locked=True,
+    kept=_KEPT / "lab",
 )
 SYNTHETIC = Plan(
     registry.SYNTHETIC,
@@ -70,14 +75,16 @@ SYNTHETIC = Plan(
     tuple(range(400, 408)),
     Grid(steps=400, seeds=(930,)),
     locked=True,
+    kept=_KEPT / "synthetic",
 )
 LADDER_NANO = Plan(
     registry.LADDER_NANO,
     load_recipe("prose-nano"),
     tests_of(registry.LADDER_NANO),
     tuple(range(200, 205)),
-    Grid(lr=4e-3, steps=180, seeds=(910,)),
+    Grid(lr=4e-3, steps=360, seeds=(910,)),  # after 180, standard attention hardly attends
     locked=True,
+    kept=_KEPT / "ladder/nano",
 )
 LADDER_MICRO = Plan(
     registry.LADDER_MICRO,
@@ -86,6 +93,7 @@ LADDER_MICRO = Plan(
     tuple(range(300, 303)),
     Grid(lr=4e-3, steps=180, seeds=(920,)),
     locked=True,
+    kept=_KEPT / "ladder/micro",
 )
 PLANS = {plan.id: plan for plan in (QUICK, PRIMARY, SYNTHETIC, LADDER_NANO, LADDER_MICRO)}
 

@@ -26,6 +26,7 @@ from antiphase.experiments.trained_models import TrainedModel
 from antiphase.experiments.tuning import final_loss
 from antiphase.training import Recipe, criterion_of
 
+KEPT = Path("docs/results/road")  # of the repository: finished runs
 # The decoder of the 2017 Transformer: sinusoidal positions, norm(x + f(x)) with LayerNorm, ReLU.
 _IN_2017 = {
     "position": "sinusoidal",

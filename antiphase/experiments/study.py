@@ -7,7 +7,6 @@ the same runs.
 """
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -46,6 +45,7 @@ from antiphase.experiments.results import (
     result_to_json,
     without_nan,
 )
+from antiphase.experiments.step_time import step_seconds
 from antiphase.experiments.study_records import (
     MEASURES,
     Runs,
@@ -57,7 +57,7 @@ from antiphase.experiments.study_records import (
 )
 from antiphase.experiments.train_all import duration, train_all
 from antiphase.experiments.trained_models import TrainedModels
-from antiphase.experiments.training_tables import training_tables
+from antiphase.experiments.training_tables import cost_table, training_tables
 from antiphase.experiments.tuning import tune, tuning_table
 from antiphase.experiments.verdicts import Prediction, require_measured
 from antiphase.models import AntiphaseForCausalLM
@@ -129,6 +129,8 @@ def run_study(
         models = TrainedModels.finished(runs, root, MEASURES)
         with console.status("measuring: training"):
             tables = training_tables(models, arms)
+            if cost := _cost(plan, chosen, runs, root):
+                tables.append(cost)
         with console.status("measuring: attention on one sequence"):
             claims, claims_seeds = _claims(models, plan, runs, folder)
             attention = _attention(plan, models, runs, folder)
@@ -144,6 +146,17 @@ def run_study(
         [*([tuning] if tuning else []), *tables],
         attention,
     )
+
+
+def _cost(plan: Plan, chosen: Mapping[int, Experiment], runs: Runs, root: Path) -> Table | None:
+    """Return what the tests of this call have cost, in core-hours."""
+    tests = {
+        f"{number} {EXPERIMENTS[number].title}": [
+            run.folder(root) for arm in test.arms for run in runs[arm.name]
+        ]
+        for number, test in chosen.items()
+    }
+    return cost_table(tests, runs_of(plan.grid.seeds, root) if plan.grid else [])
 
 
 def _results(
@@ -257,19 +270,11 @@ def _announce(plan: Plan, arms: Sequence[Arm], workers: int, console: Console) -
 
 def _seconds_per_step(recipe: Recipe) -> float:
     """Time training steps of the common recipe on one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     data = dataset(recipe, "train", recipe.batch_size)
     with torch.random.fork_rng():
         model = AntiphaseForCausalLM(model_config(recipe, data))
     batch = torch.stack([data[i]["input_ids"] for i in range(recipe.batch_size)])
-    begin = 0.0
-    for step in range(4):
-        if step == 1:  # the first one warms up
-            begin = time.perf_counter()
-        model(batch, labels=batch, use_cache=False).loss.backward()
-    torch.set_num_threads(threads)
-    return (time.perf_counter() - begin) / 3
+    return step_seconds(model, batch, recipe.precision)[0]
 
 
 def _run(

@@ -5,6 +5,7 @@ Tests measure every run of their arms by named functions, whose values stay in t
 trained, and its runs are recorded; another machine then needs no weights of it.
 """
 
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,6 +17,7 @@ from antiphase.experiments.arms import Arm, TrainingRun
 from antiphase.experiments.engine import Job
 from antiphase.experiments.experiment import Experiment
 from antiphase.experiments.leases import LEASES, holders, lease
+from antiphase.experiments.lock import LOCK
 from antiphase.experiments.records import Records, Wanted
 from antiphase.experiments.trained_models import TrainedModels
 from antiphase.experiments.training_tables import training_tables
@@ -54,6 +56,29 @@ def measuring(folder: Path, console: Console) -> AbstractContextManager[bool]:
     if (holder := holders(folder / LEASES).get("measuring")) and not holder.gone:
         console.print(f"waiting: {holder} measures in this folder", highlight=False, soft_wrap=True)
     return lease(folder / LEASES, "measuring")
+
+
+def kept_runs(repository: Path, folder: Path | None = None) -> Path:
+    """Return the file of a study's finished runs in the repository; put its lock into the folder.
+
+    Args:
+        repository: folder with the lock and, once a run is finished, `runs.jsonl`.
+        folder: of the study; None for a study without a lock.
+
+    Raises:
+        ValueError: the repository has nothing of the study, or this is no checkout.
+    """
+    runs = repository / "runs.jsonl"
+    needed = runs if folder is None else repository / LOCK
+    if not needed.is_file():
+        raise ValueError(
+            f"--resume: there is no {needed} here; run in the root of a checkout that has it, or "
+            "start without --resume"
+        )
+    if folder is not None and not (folder / LOCK).is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(needed, folder / LOCK)
+    return runs
 
 
 class StudyRecords:

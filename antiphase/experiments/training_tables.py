@@ -1,7 +1,8 @@
-"""How the arms of a study trained: steps to the criterion, and the scale of their branches."""
+"""How the arms of a study trained: steps to the criterion, scale of their branches, and cost."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from antiphase.experiments.experiment import Cell, Table
 from antiphase.experiments.model_measurements import Numbers
 from antiphase.experiments.trained_models import TrainedModel, TrainedModels
 from antiphase.training import criterion_of
+from antiphase.training.callbacks import cpu_seconds
 
 SEQUENCES = 8
 
@@ -108,3 +110,33 @@ def feed_forward_ratio(model: TrainedModel, step: int | None) -> Numbers:
 def _branches(model: TrainedModel, step: int | None) -> list[BranchRMS]:
     ids = torch.from_numpy(model.held_out(SEQUENCES).examples(range(SEQUENCES)).tokens)
     return branch_rms(model.load(step), ids)
+
+
+def cost_table(tests: Mapping[str, Sequence[Path]], tuning: Sequence[Path]) -> Table | None:
+    """Return the core-hours of each test's runs, of tuning, and of all.
+
+    Args:
+        tests: folders of the runs of each test, by its title; tests share runs.
+        tuning: folders of the runs that tuned the arms.
+
+    Returns:
+        None if no run has recorded its CPU time.
+    """
+    studied = {folder for folders in tests.values() for folder in folders}
+    groups = {**tests, "tuning": tuning, "all, each run once": [*studied, *tuning]}
+    seconds = {name: [cpu_seconds(folder) for folder in used] for name, used in groups.items()}
+    recorded = {
+        name: [used for used in group if used is not None] for name, group in seconds.items()
+    }
+    if not any(recorded.values()):
+        return None
+    rows: list[list[Cell]] = [
+        [name, str(len(group)), f"{sum(used) / 3600:.1f}", str(len(group) - len(used))]
+        for (name, group), used in zip(seconds.items(), recorded.values(), strict=True)
+    ]
+    columns = ["", "runs", "core-hours", "runs without a record"]
+    note = (
+        "CPU time of training and of its held-out scores, over all threads; measuring the trained "
+        "models is not part of it. A run that several tests need counts in each of them."
+    )
+    return Table("Cost", columns, rows, note)

@@ -24,7 +24,6 @@ from antiphase.analysis.before_after_plots import draw_change
 from antiphase.analysis.before_after_table import COLUMNS, operation_line, result_rows
 from antiphase.evaluation.benchmark_data import require_files
 from antiphase.evaluation.evaluate import (
-    EvaluationOptions,
     ModelEvaluation,
     evaluate_model,
     require_engine,
@@ -266,7 +265,7 @@ def _benchmarks(
     options: BeforeAfterOptions, start: str, folder: Path, kept_in: Path, quiet: bool
 ) -> dict[str, Any]:
     """Evaluate the base model and the trained one on the same items of benchmarks."""
-    settings = EvaluationOptions(tasks=options.benchmarks, limit=options.benchmark_items)
+    settings = options.of_benchmarks()
 
     def evaluated(name: str, place: str, within: Path) -> ModelEvaluation:
         base = load_base(place)

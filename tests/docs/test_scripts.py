@@ -1,8 +1,11 @@
 """The scripts behind published numbers build what they say; they train for hours, tests do not."""
 
+import json
+
 import pytest
 import torch
 
+from antiphase.experiments.arms import Settings, arm_recipe
 from antiphase.experiments.plans import PLANS
 from antiphase.models import AntiphaseForCausalLM, preset
 from tests.docs.pages import script, text
@@ -73,15 +76,41 @@ def test_the_settings_of_the_synthetic_study_are_tried_on_standard_attention_and
     settings = script("synthetic_settings")
     runs = [settings.run_of(number, seed) for number in settings.TESTS for seed in settings.SEEDS]
     assert {run.recipe.attention for run in runs} == {"standard"}
-    assert {run.recipe.task for run in runs} == {
-        "unanswerable",
-        "many_shot",
-        "needle",
-        "arithmetic",
-    }
+    assert {run.recipe.task for run in runs} == {"unanswerable", "needle"}
     used = {seed for plan in PLANS.values() for seed in (*plan.seeds, *_tuning_seeds(plan))}
     assert not used & {run.recipe.seed for run in runs}
 
 
 def _tuning_seeds(plan):
     return plan.grid.seeds if plan.grid else ()
+
+
+@pytest.mark.parametrize("study", ["ladder-nano", "ladder-micro"])
+def test_the_ladder_knows_the_arm_of_a_run_whatever_tuning_chose(study):
+    benchmarks = script("ladder_benchmarks")
+    plan = PLANS[study]
+    arms = benchmarks.arms_of(plan)
+    for arm in arms:
+        recipe = arm_recipe(plan.recipe, arm, Settings(1e-3, 0.25)).changed(seed=3)
+        assert benchmarks.arm_of(plan, recipe) == arm
+    assert benchmarks.arm_of(plan, plan.recipe.changed(steps=180)) is None  # a tuning run
+
+
+def test_the_ladders_benchmarks_are_paired_by_seed(tmp_path):
+    benchmarks = script("ladder_benchmarks")
+    kept = tmp_path / "benchmarks.jsonl"
+    names = [f"{task}, {measure}" for task, measure in benchmarks.MEASURES]
+    lines = [
+        {"key": f"{arm}{seed}", "arm": arm, "seed": seed, **dict.fromkeys(names, value)}
+        for arm, seed, value in (
+            ("standard", 200, 2.0),
+            ("standard", 201, 3.0),
+            ("V1", 200, 2.5),
+            ("V1", 201, 3.5),
+            ("V1", 202, 9.0),
+        )
+    ]
+    kept.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    table = benchmarks.table(PLANS["ladder-nano"], kept)
+    assert "| V1 | 3 | 5 [-3.69, 13.7] | 0.5 [0.5, 0.5] |" in table
+    assert table.index("| standard | 2 |") < table.index("| V1 | 3 |")

@@ -2,14 +2,17 @@
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from antiphase.experiments.arms import STANDARD
 from antiphase.experiments.lock import LockError
+from antiphase.experiments.plans import PLANS
 from antiphase.experiments.registry import EXPERIMENTS, RegisteredTest
 from antiphase.experiments.study import lock_study, run_study
+from antiphase.experiments.study_records import kept_runs
 from antiphase.experiments.tuning import Grid
 from antiphase.training import load_recipe
 from tests.experiments.small import (
@@ -20,6 +23,7 @@ from tests.experiments.small import (
     small_run,
 )
 
+ROOT = Path(__file__).parents[2]
 QUIET = Console(quiet=True)
 LOCKED = replace(SMALL, id="locked", tests=(4,), seeds=(600, 601), locked=True)
 
@@ -105,6 +109,28 @@ def test_a_run_that_is_older_than_the_lock_stops_the_study(untrained, tmp_path):
         LockError, match=r"the run composite_needle-standard-601-.* began before it"
     ):
         start(LOCKED, tmp_path)
+
+
+def test_a_study_resumes_from_what_the_repository_has(untrained, tmp_path):
+    lock = lock_study(LOCKED, tmp_path / "repository")
+    runs = kept_runs(tmp_path / "repository", tmp_path / "study")
+    assert runs == tmp_path / "repository" / "runs.jsonl"
+    assert lock_study(LOCKED, tmp_path / "study") == lock  # of the same time
+    with pytest.raises(TrainingBeginsError):
+        start(LOCKED, tmp_path / "study")
+    lock_study(replace(LOCKED, id="other"), tmp_path / "own")
+    kept_runs(tmp_path / "repository", tmp_path / "own")  # a lock is never replaced
+    with pytest.raises(LockError, match="is of the study 'other'"):
+        start(LOCKED, tmp_path / "own")
+
+
+def test_the_repository_has_the_locks_of_its_studies():
+    """Those of plans whose folder has one agree with the code, so that `--resume` can start."""
+    folders = {plan.id: ROOT / plan.kept for plan in PLANS.values() if plan.locked}
+    locked = {name for name, folder in folders.items() if (folder / "lock.json").is_file()}
+    assert locked >= {"primary", "ladder-nano"}
+    for name in locked:
+        lock_study(PLANS[name], folders[name])
 
 
 def test_a_study_whose_seeds_were_used_cannot_be_locked(tmp_path):

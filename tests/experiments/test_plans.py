@@ -137,21 +137,6 @@ def test_every_condition_of_a_test_fits_the_tasks_of_its_arms(plan, number):
                 assert options != recipe.task_options
 
 
-def test_every_question_about_shots_can_be_answered():
-    """Each has a word in common with an earlier shot of its class, and classes share no words."""
-    options = EXPERIMENTS[16].load().arms[0].changes["task_options"]
-    batch = task("many_shot")(size=50, **options).examples(range(50))
-    shots = batch.tokens[:, 1:].reshape(50, -1, 3)
-    asked = batch.labels[:, 1:].reshape(50, -1, 3)[..., 2] >= 0
-    seen = [
-        any(set(row[j, :2]) & set(row[i, :2]) for j in range(i))
-        for row, which in zip(shots, asked, strict=True)
-        for i in which.nonzero()[0]
-    ]
-    assert all(seen)
-    assert len(seen) > 1000
-
-
 @each
 def test_a_null_of_another_head_has_enough_heads(plan):
     """With two heads, A2 of another head only swaps them."""

@@ -91,4 +91,4 @@ def test_memory_of_recurrent_mixers_does_not_grow_with_length():
 def test_the_road_takes_no_options_of_other_studies(other):
     result = invoke("lab", "--road", *other)
     assert result.exit_code != 0
-    assert "--road: goes with --out, --records and --engine only" in result.output
+    assert "--road: goes with --out, --records, --resume and --engine only" in result.output

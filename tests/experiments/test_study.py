@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -88,7 +89,7 @@ def test_a_quick_study_ends_with_verdicts_and_a_page(folder):
     assert {claim.what for claim in study.claims} == {*SOURCES}
     assert study.results[0].arms["standard"].split(", ")[0] == "attention=standard"
     assert not any("{" in recipe for r in study.results for recipe in r.arms.values())
-    assert [table.title.split()[0] for table in study.training] == ["Steps", "RMS"]
+    assert [table.title.split()[0] for table in study.training] == ["Steps", "RMS", "Cost"]
     assert load_study(folder) == study
     # nothing is trained or measured again
     paths = [p for p in folder.rglob("*") if p.name not in ("results.json", LEASES)]
@@ -158,6 +159,7 @@ def test_every_test_runs(folder, monkeypatch):
     write_html(study, folder / "all.html")
 
 
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
 @pytest.mark.parametrize("width", [390, pytest.param(1280, marks=pytest.mark.slow)])
 def test_a_page_can_be_read_at_two_widths(width, folder, tmp_path):
     study = study_of(folder)

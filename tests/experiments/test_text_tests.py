@@ -186,8 +186,6 @@ def test_arms_differ_in_what_their_names_say():
     assert published.model == {"initialisation": "published"}
     narrow = arm_recipe(LADDER_NANO.recipe, V1, settings)
     assert narrow.model == {"query_key_std": 0.02, "branch_scale": 2.0}
-    default = arm_recipe(LADDER_NANO.recipe, started(V1, "default start"), settings)
-    assert default.model == {"query_key_std": None, "branch_scale": 2.0}
     for heads, (v1, standard) in PAIRS.items():
         for arm in (v1, standard):
             recipe = arm_recipe(LADDER_MICRO.recipe, arm, settings)

@@ -92,3 +92,22 @@ def test_runs_without_a_criterion_have_no_such_table(models):
     found = training_tables.training_tables(models({"V1": STEPS["V1"]}, criterion=None), [V1])
     assert found == [BRANCHES]
     assert training_tables.training_tables(TrainedModels({}), [V1]) == []
+
+
+def test_cost_counts_a_shared_run_once_in_the_sum(tmp_path):
+    for name, hours in (("a", 1.0), ("b", 2.0), ("short", 0.5), ("zero", 0.0), ("old", None)):
+        (tmp_path / name).mkdir()
+        line = {"step": 1, "held_out_loss": 1.0}
+        if hours is not None:
+            line["cpu_seconds"] = 3600 * hours
+        (tmp_path / name / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    a, b, short, zero, old = (tmp_path / name for name in ("a", "b", "short", "zero", "old"))
+    table = training_tables.cost_table({"1 One": [a, b], "2 Two": [b, old]}, [short, zero])
+    assert table is not None
+    assert table.rows == [
+        ["1 One", "2", "3.0", "0"],
+        ["2 Two", "2", "2.0", "1"],
+        ["tuning", "2", "0.5", "0"],  # a run of 0 seconds has a record
+        ["all, each run once", "5", "3.5", "1"],
+    ]
+    assert training_tables.cost_table({"2 Two": [old]}, []) is None

@@ -78,7 +78,9 @@ def test_benchmarks_are_evaluated_before_and_after(recipe, tmp_path, monkeypatch
     pytest.importorskip("lm_eval", reason="needs lm-evaluation-harness: antiphase[evaluate]")
     from tests.evaluation.small_benchmarks import install_small
 
-    options = replace(OPTIONS, benchmarks=["lambada"], benchmark_items=3)
+    options = replace(
+        OPTIONS, benchmarks=["lambada"], benchmark_items=3, benchmark_dtype="bfloat16"
+    )
     monkeypatch.setenv("ANTIPHASE_CACHE", str(tmp_path / "empty"))
     with pytest.raises(ValueError, match=r"lambada: needs lambada, .* antiphase data benchmarks"):
         unchain_run(recipe, options, tmp_path / "run", quiet=True)
@@ -246,6 +248,12 @@ def test_broken_files_are_named(recipe, tmp_path, base):
 def test_bad_settings_are_named(change, message):
     with pytest.raises(ValueError, match=message):
         unchain_settings([change])
+
+
+def test_a_dtype_of_benchmarks_that_does_not_exist_is_named():
+    settings = ["evaluation.benchmarks=[lambada]", "evaluation.benchmark_dtype=int8"]
+    with pytest.raises(ValueError, match=r"dtype: got 'int8', allowed are float32, bfloat16"):
+        unchain_settings(settings)
 
 
 def test_a_model_that_does_not_exist_is_named(monkeypatch):

@@ -33,17 +33,28 @@ def figure_names(result: Result) -> list[str]:
 
 def write_figures(results: list[Result], folder: Path) -> None:
     """Draw every figure of the results into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for result in results:
+        for name, figure in zip(figure_names(result), result.figures, strict=True):
+            write_figure(figure, folder / name, result.figures)
+
+
+def write_figure(figure: Figure, path: Path, beside: Sequence[Figure] = ()) -> None:
+    """Draw one figure into a file.
+
+    Args:
+        figure: to draw.
+        path: of the PNG.
+        beside: figures that it is compared with; heatmaps among them share their colours.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    folder.mkdir(parents=True, exist_ok=True)
-    for result in results:
-        for name, figure in zip(figure_names(result), result.figures, strict=True):
-            drawn = _draw(figure, result.figures)
-            drawn.savefig(folder / name, dpi=110)
-            plt.close(drawn)
+    drawn = _draw(figure, beside or [figure])
+    drawn.savefig(path, dpi=110)
+    plt.close(drawn)
 
 
 def _draw(figure: Figure, beside: Sequence[Figure]) -> Any:

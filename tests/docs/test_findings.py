@@ -1,0 +1,56 @@
+"""The claims table of docs/findings.md is what the stored results say."""
+
+from dataclasses import replace
+
+import pytest
+
+from antiphase.analysis.statistics import Interval
+from antiphase.experiments.plans import PLANS
+from antiphase.experiments.registry import EXPERIMENTS
+from antiphase.experiments.results import Result
+from antiphase.experiments.study import predictions_of
+from tests.docs.pages import script, text
+
+
+@pytest.fixture(scope="module")
+def findings():
+    return script("findings")
+
+
+def test_the_committed_table_is_current(findings):
+    assert findings.table() in text("docs/findings.md"), "run python docs/findings.py"
+
+
+def test_every_claim_finds_its_prediction_once_its_study_has_run(findings, monkeypatch):
+    """An effect's name in the table is one that its test predicts, whether it has run or not."""
+
+    def planted(name, number):
+        if name == "primary":
+            return real(name, number)
+        predictions = predictions_of(PLANS[name])[number]
+        effects = {e: Interval(0.5, 0.4, 0.6, 8) for p in predictions for e in p.required}
+        entry = EXPERIMENTS[number]
+        return Result(number, entry.title, entry.question, [*predictions], effects)
+
+    real = findings.result
+    monkeypatch.setattr(findings, "result", planted)
+    words = [claim.find().word for claim in findings.CLAIMS if claim.find is not findings.dex]
+    assert "not tested: not run yet" not in words
+
+
+def test_words_follow_verdicts_and_ranges(findings, monkeypatch):
+    entropy = findings.predicted("primary", 5, "entropy: standard minus V1", "sparsity")
+    assert entropy().word == "disagrees"
+    gini = findings.predicted("primary", 5, "Gini: V1 minus standard", "sparsity")
+    assert gini().word.startswith("not tested: ")
+    what = "effective rank of the noise map"
+    assert findings.within("primary", 13, what, 2, 5)().word == "disagrees"
+    assert findings.within("primary", 13, what, 20, 30)().word == "agrees"
+    assert findings.within("primary", 13, what, 20, 25)().word == "undecided"
+    negative = "negative mass: V1"
+    assert findings.signed("primary", 5, negative)().word == "agrees"
+    assert findings.signed("primary", 5, negative, -1)().word == "disagrees"
+    few = replace(findings.result("primary", 5))
+    few.effects = {e: replace(i, seeds=3) for e, i in few.effects.items()}
+    monkeypatch.setattr(findings, "result", lambda name, number: few)
+    assert entropy().word == "descriptive"
