@@ -26,7 +26,7 @@ from antiphase.attention.constructor_checks import (
     check_supported,
 )
 from antiphase.attention.heads import Cache, Heads, Inputs, Rotary
-from antiphase.attention.masking import Masking
+from antiphase.attention.masking import Masking, four_dimensions
 from antiphase.ops import rotary_table
 from antiphase.options import build
 
@@ -306,7 +306,7 @@ class Attention(nn.Module, ABC):
             rotary = self._default_rotary(x, context, cache)
         key_rotary = rotary if context_rotary is None else context_rotary
         context = x if context is None else context
-        heads = self.project(Inputs(x, context, rotary, key_rotary, cache))
+        heads = self.project(Inputs(x, context, rotary, key_rotary, cache, mask, documents))
         if function_arguments is not None:
             from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -331,7 +331,7 @@ class Attention(nn.Module, ABC):
             mask, documents = (None if t is None else t[..., -Tk:] for t in (mask, documents))
         masking = self.masking(
             causal=causal,
-            mask=None if mask is None else _four_dimensions(mask, x.shape[0], Tk),
+            mask=None if mask is None else four_dimensions(mask, x.shape[0], Tk),
             documents=None if documents is None else documents.reshape(-1, documents.shape[-1]),
         )
         maps = self.maps(heads, masking) if return_maps else {}
@@ -396,18 +396,3 @@ def _by_head(o: Tensor, q: Tensor) -> Tensor:
             f"has to count {H} query heads of width {d} (docs/serving.md)"
         )
     return o.reshape(B, T, H, d).transpose(1, 2)
-
-
-def _four_dimensions(mask: Tensor, B: int, Tk: int) -> Tensor:
-    """Return a mask with four dimensions; raise for one that could mean two things."""
-    boolean = mask.dtype == torch.bool
-    if not boolean and not mask.is_floating_point():
-        raise ValueError(f"mask: got {mask.dtype}, expected bool (True: attend) or additive floats")
-    if mask.dim() == 2 and boolean and mask.shape == (B, Tk):
-        return mask[:, None, None, :]
-    if mask.dim() != 4:
-        raise ValueError(
-            f"mask: got {mask.dtype} of shape {tuple(mask.shape)}, expected bool [B, Tk] = "
-            f"{[B, Tk]}, or 4 dimensions that broadcast to [B, heads, T, Tk]"
-        )
-    return mask

@@ -37,6 +37,8 @@ class Inputs:
     rotary: Rotary  # at the queries' positions; empty without RoPE
     key_rotary: Rotary  # at the keys' positions
     cache: Cache | None
+    mask: Tensor | None = None  # of all keys, as `Attention.forward` takes it
+    documents: Tensor | None = None  # of all keys, [B, Tk] or [Tk]
 
 
 @dataclass
@@ -62,6 +64,7 @@ class Heads:
     past: int = 0  # earlier keys that are not among the Tk: only a state is left of them
     cache: Cache | None = None
     gate: Tensor | None = None  # [B, h, Tq, dv], of grouped_latent: multiplies the output
+    window: Tensor | None = None  # of delta: the last tokens that its convolution has seen
 
     @property
     def v_new(self) -> Tensor:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from antiphase.ops import apply_map, visible_keys
@@ -51,3 +52,18 @@ class Masking:
     def apply(self, A: Tensor, v: Tensor) -> Tensor:
         """Return a materialised map A [B, h, Tq, Tk], after dropout, applied to V."""
         return apply_map(A, v, dropout=self.dropout)
+
+
+def four_dimensions(mask: Tensor, B: int, Tk: int) -> Tensor:
+    """Return a mask with four dimensions; raise for one that could mean two things."""
+    boolean = mask.dtype == torch.bool
+    if not boolean and not mask.is_floating_point():
+        raise ValueError(f"mask: got {mask.dtype}, expected bool (True: attend) or additive floats")
+    if mask.dim() == 2 and boolean and mask.shape == (B, Tk):
+        return mask[:, None, None, :]
+    if mask.dim() != 4:
+        raise ValueError(
+            f"mask: got {mask.dtype} of shape {tuple(mask.shape)}, expected bool [B, Tk] = "
+            f"{[B, Tk]}, or 4 dimensions that broadcast to [B, heads, T, Tk]"
+        )
+    return mask

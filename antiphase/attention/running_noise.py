@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from antiphase.attention.heads import Heads
-from antiphase.attention.masking import Masking
+from antiphase.attention.heads import Heads, Inputs
+from antiphase.attention.masking import Masking, four_dimensions
 
 
 def needs_map(masking: Masking) -> bool:
@@ -25,27 +25,48 @@ def needs_map(masking: Masking) -> bool:
 def running_arguments(name: str, heads: Heads, masking: Masking) -> dict[str, Any]:
     """Return the arguments of `linear_attention` and `prefix_attention`: mask, documents, state."""
     packed = masking.documents is not None and masking.causal  # else see `needs_map`
+    B, new = heads.x.shape[0], heads.new
     return {
         "causal": masking.causal,
-        "keys": _new_key_padding(name, heads, masking.mask),
-        "starts": _starts(masking.documents, heads) if packed else None,
+        "keys": _new_key_padding(name, B, new, masking.mask),
+        "starts": _starts(masking.documents, B, new) if packed else None,
         "state": None if heads.cache is None else heads.cache.state(),
     }
 
 
-def _starts(documents: Tensor | None, heads: Heads) -> Tensor:
+def marks_of_inputs(name: str, inputs: Inputs, past: int) -> dict[str, Tensor | None]:
+    """Return `keys` and `starts` of `running_arguments`, of a causal layer before it has heads.
+
+    Args:
+        name: of the mechanism, for the error.
+        inputs: of this call.
+        past: number of earlier keys.
+    """
+    (B, new), mask, documents = inputs.x.shape[:2], inputs.mask, inputs.documents
+    if mask is not None:
+        mask = four_dimensions(mask[..., -(past + new) :], B, past + new)
+    if documents is not None:
+        documents = documents.reshape(-1, documents.shape[-1])[:, -(past + new) :]
+    return {
+        "keys": _new_key_padding(name, B, new, mask),
+        "starts": None if documents is None else _starts(documents, B, new),
+    }
+
+
+def _starts(documents: Tensor | None, B: int, new: int) -> Tensor:
     """Return where the keys that this call added start a document, [B, new]."""
     assert documents is not None
-    documents = documents.expand(heads.x.shape[0], -1)
-    return (documents != documents.roll(1, dims=-1))[:, -heads.new :]
+    documents = documents.expand(B, -1)
+    return (documents != documents.roll(1, dims=-1))[:, -new:]
 
 
-def _new_key_padding(name: str, heads: Heads, mask: Tensor | None) -> Tensor | None:
+def _new_key_padding(name: str, B: int, new: int, mask: Tensor | None) -> Tensor | None:
     """Return the padding mask of the keys that this call added, [B, new], True: a real token.
 
     Args:
         name: of the mechanism, for the error.
-        heads: of this call.
+        B: sequences.
+        new: how many keys this call added.
         mask: the layer's mask, [B | 1, heads | 1, Tq | 1, Tk].
 
     Raises:
@@ -59,8 +80,8 @@ def _new_key_padding(name: str, heads: Heads, mask: Tensor | None) -> Tensor | N
             f"mask: got {mask.dtype} of shape {tuple(mask.shape)}; {name}, with its running "
             "state, takes only a boolean padding mask [B, Tk] beside causal=True or False"
         )
-    new = mask[:, 0, 0, mask.shape[-1] - heads.new :]  # none, if all keys of a context are cached
-    return new.expand(heads.x.shape[0], -1)
+    added = mask[:, 0, 0, mask.shape[-1] - new :]  # none, if all keys of a context are cached
+    return added.expand(B, -1)
 
 
 def store_state(heads: Heads, state: Tensor) -> None:

@@ -43,6 +43,7 @@ ARMS = (
     Arm("LSTM", "lstm"),
     Arm("linear attention", "linear"),
     Arm("gated delta rule", "delta"),
+    Arm("delta, no convolution", "delta", options={"convolution": 0}),
     Arm("standard, 2017", "standard", changes={"model": _IN_2017}),
     Arm("standard", "standard"),
     Arm("V1", "diff_v1"),

@@ -26,6 +26,7 @@ from antiphase.ops.fused_cpu import linear
 from antiphase.ops.norm import rms_norm
 from antiphase.ops.reference import rectify
 from antiphase.ops.rotary import rotary_table, rotate
+from antiphase.ops.short_convolution import short_convolution
 from antiphase.ops.threshold import threshold_attention, threshold_maps
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "rms_norm",
     "rotary_table",
     "rotate",
+    "short_convolution",
     "statistics_dtype",
     "threshold_attention",
     "threshold_maps",

@@ -45,7 +45,7 @@ def test_parameters_that_a_checkpoint_lacks_are_initialised(name, tmp_path):
     torch.manual_seed(1)
     loaded = type(net).from_pretrained(tmp_path).state_dict()
     for n, fresh in net.state_dict().items():
-        if n in own and fresh.dim() == 2:  # drawn again
+        if n in own and fresh.dim() > 1:  # drawn again
             assert loaded[n].std().item() == pytest.approx(fresh.std().item(), rel=0.2), n
         elif n in own and ".lam." in n:
             assert 0 < loaded[n].abs().max() < 0.6, n  # N(0, 0.1)
@@ -134,7 +134,7 @@ def test_weight_decay_skips_lambdas_gains_and_embeddings(name):
     decayed, kept = net.parameter_groups(0.1)
     assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
     names = {id(p): n for n, p in net.named_parameters()}
-    matrices = ("_proj.weight", "rnn.weight_ih_l0", "rnn.weight_hh_l0")
+    matrices = ("_proj.weight", "rnn.weight_ih_l0", "rnn.weight_hh_l0", "convolution.weight")
     assert all(names[id(p)].endswith(matrices) for p in decayed["params"])
     assert not any(names[id(p)].endswith(matrices) for p in kept["params"])
     assert len(decayed["params"]) + len(kept["params"]) == len(names)
@@ -143,21 +143,25 @@ def test_weight_decay_skips_lambdas_gains_and_embeddings(name):
 @each
 @torch.no_grad()
 def test_a_bf16_model_keeps_lambdas_gains_and_logits_in_fp32(name, tmp_path):
+    def kept(parameter_name, p):
+        own = p.dim() == 1 or parameter_name.endswith("convolution.weight")
+        return "self_attn" in parameter_name and own and "bias" not in parameter_name
+
     net = model(name)
     net.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     for narrow in (loaded, model(name).to(torch.bfloat16)):
         for parameter_name, p in narrow.named_parameters():
-            vector = "self_attn" in parameter_name and p.dim() == 1 and "bias" not in parameter_name
-            assert p.dtype == (torch.float32 if vector else torch.bfloat16), parameter_name
+            wide = kept(parameter_name, p)
+            assert p.dtype == (torch.float32 if wide else torch.bfloat16), parameter_name
         logits = narrow(token_ids()).logits
         assert logits.dtype == torch.bfloat16
         if name != "top_k":  # rounding may choose other keys
             assert (logits.float() - net(token_ids()).logits).abs().mean() < 0.1
     loaded.save_pretrained(tmp_path / "again")
-    wide = AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype=torch.float32)
-    for (parameter_name, p), q in zip(net.named_parameters(), wide.parameters(), strict=True):
-        if "self_attn" in parameter_name and p.dim() == 1 and "bias" not in parameter_name:
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype=torch.float32)
+    for (parameter_name, p), q in zip(net.named_parameters(), again.parameters(), strict=True):
+        if kept(parameter_name, p):
             assert torch.equal(p, q), parameter_name
 
 
