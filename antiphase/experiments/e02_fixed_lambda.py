@@ -102,7 +102,7 @@ class FixedLambdaTest(Experiment):
         )
         title = f"Accuracy as distractors become nearer, {STRESS.length:g}x length"
         found.figures.append(accuracy_chart(title, "distractors", models, self.arms, AT_STRESS))
-        found.tables += [_learned_lambda(models), _best_lambda(models)]
+        found.tables += [learned_lambda(models, V1), _best_lambda(models)]
         return found
 
 
@@ -146,10 +146,13 @@ def _best_lambda(models: TrainedModels) -> Table:
     return Table(f"The lam that would remove most noise, {STRESS.name}", columns, rows, note)
 
 
-def _learned_lambda(models: TrainedModels) -> Table:
-    """Return V1's lam of each layer."""
+def learned_lambda(models: TrainedModels, *arms: Arm) -> Table:
+    """Return lam of each layer of arms that have one per layer."""
+    layers = range(models[arms[0]][0].config.num_hidden_layers)
+    measures = [partial(layer_lambda, layer=layer) for layer in layers]
     rows = [
-        interval_row(f"layer {layer}", models.values(V1, partial(layer_lambda, layer=layer)))
-        for layer in range(models[V1][0].config.num_hidden_layers)
+        interval_row(arm.name, *(models.values(arm, measure) for measure in measures))
+        for arm in arms
     ]
-    return Table("lam that V1 has learned", ["", "lam"], rows)
+    note = "A negative lam adds the second map instead of subtracting it."
+    return Table("Learned lam", ["", *(f"layer {layer}" for layer in layers)], rows, note)

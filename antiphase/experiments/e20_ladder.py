@@ -7,6 +7,7 @@ import numpy as np
 
 from antiphase.analysis.statistics import Values, seed_interval
 from antiphase.experiments.arms import STANDARD, V1, V2, Arm
+from antiphase.experiments.e02_fixed_lambda import learned_lambda
 from antiphase.experiments.experiment import (
     Chart,
     Experiment,
@@ -44,6 +45,7 @@ def recall_gain(arm: Arm) -> Effect:
 class LadderTest(Experiment):
     """Loss in total, along training, and on tokens that the context has shown."""
 
+    version = 2
     arms = (STANDARD, *ARMS)
     predictions = tuple(
         Prediction(
@@ -69,7 +71,8 @@ class LadderTest(Experiment):
             on_hits = models.gain(STANDARD, arm, loss_on_hits)
             on_rest = models.gain(STANDARD, arm, loss_on_rest)
             effects[recall_gain(arm)] = [a - b for a, b in zip(on_hits, on_rest, strict=True)]
-        return Measurement(effects, [loss_table(models, self.arms)], self._figures(models))
+        tables = [loss_table(models, self.arms), learned_lambda(models, V1)]
+        return Measurement(effects, tables, self._figures(models))
 
     def _figures(self, models: TrainedModels) -> list[Figure]:
         losses = {arm.name: models.values(arm, held_out_loss) for arm in self.arms}

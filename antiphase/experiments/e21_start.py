@@ -5,6 +5,7 @@ published start: N(0, 0.02) everywhere, head-norm gains of 1.
 """
 
 from antiphase.experiments.arms import STANDARD, V1, V2, Arm
+from antiphase.experiments.e02_fixed_lambda import learned_lambda
 from antiphase.experiments.e20_ladder import LOSS, loss_table
 from antiphase.experiments.experiment import Experiment, Measurement, bar_chart
 from antiphase.experiments.text_measurements import held_out_loss
@@ -23,6 +24,7 @@ def started(arm: Arm, start: str) -> Arm:
 class StartTest(Experiment):
     """The loss under other starts minus that under the recipe's, and mechanisms within a start."""
 
+    version = 2
     arms = (*ARMS, *(started(arm, start) for start in STARTS for arm in ARMS))
     predictions = ()
 
@@ -39,4 +41,6 @@ class StartTest(Experiment):
                     effects[key] = models.gain(one, versus, held_out_loss)
         losses = {arm.name: models.values(arm, held_out_loss) for arm in self.arms}
         chart = bar_chart("Held-out loss", "nats per token", {"": losses})
-        return Measurement(effects, [loss_table(models, self.arms)], [chart])
+        differential = [arm for arm in self.arms if arm.attention == V1.attention]
+        tables = [loss_table(models, self.arms), learned_lambda(models, *differential)]
+        return Measurement(effects, tables, [chart])
