@@ -1,7 +1,7 @@
 """Test 21: how the loss of each mechanism on text depends on the start.
 
-The recipes of the ladder start W_Q and W_K at 0.02 and scale W_O down. Beside that stands the
-published start: N(0, 0.02) everywhere, head-norm gains of 1.
+The recipes of the ladder start W_Q and W_K at 0.02, scale W_O down and the embeddings up. Beside
+that stands the published start: N(0, 0.02) everywhere, head-norm gains of 1.
 """
 
 from antiphase.experiments.arms import STANDARD, V1, V2, Arm
@@ -13,7 +13,7 @@ from antiphase.experiments.trained_models import TrainedModels
 from antiphase.experiments.verdicts import Effect
 
 ARMS = (STANDARD, V1, V2)
-STARTS = {"published start": {"initialisation": "published"}}
+STARTS = {"published start": {"initialisation": "published", "scale_embedding": False}}
 
 
 def started(arm: Arm, start: str) -> Arm:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from antiphase.experiments import registry
 from antiphase.experiments.registry import EXPERIMENTS, RegisteredTest, tests_of
-from antiphase.experiments.tuning import Grid
+from antiphase.experiments.tuning import ConfirmedGrid, Grid
 from antiphase.training import Recipe, load_recipe
 
 
@@ -81,8 +81,9 @@ LADDER_NANO = Plan(
     registry.LADDER_NANO,
     load_recipe("prose-nano"),
     tests_of(registry.LADDER_NANO),
-    tuple(range(200, 205)),
-    Grid(lr=4e-3, steps=360, seeds=(910,)),  # after 180, standard attention hardly attends
+    tuple(range(210, 215)),
+    # after 180 steps, standard attention hardly attends
+    ConfirmedGrid(lr=4e-3, steps=360, seeds=(914,), confirmed_by=(915,)),
     locked=True,
     kept=_KEPT / "ladder/nano",
 )
@@ -91,7 +92,7 @@ LADDER_MICRO = Plan(
     load_recipe("prose-micro"),
     tests_of(registry.LADDER_MICRO),
     tuple(range(300, 303)),
-    Grid(lr=4e-3, steps=180, seeds=(920,)),
+    ConfirmedGrid(lr=4e-3, steps=360, seeds=(920,), confirmed_by=(921,)),
     locked=True,
     kept=_KEPT / "ladder/micro",
 )

@@ -110,7 +110,7 @@ def run_study(
     engine = engine or LocalEngine()
     kept = None if records is None else StudyRecords(records, folder, console)
     if kept is not None and plan.grid is not None:
-        kept.restore_tuning(plan.grid.seeds)
+        kept.restore_tuning(plan.grid.all_seeds)
     _announce(plan, arms, engine.workers, console)
     settings, tuning = _settings(plan, arms, root, console, engine, kept)
     runs: Runs = {
@@ -156,7 +156,7 @@ def _cost(plan: Plan, chosen: Mapping[int, Experiment], runs: Runs, root: Path) 
         ]
         for number, test in chosen.items()
     }
-    return cost_table(tests, runs_of(plan.grid.seeds, root) if plan.grid else [])
+    return cost_table(tests, runs_of(plan.grid.all_seeds, root) if plan.grid else [])
 
 
 def _results(

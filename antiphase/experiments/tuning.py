@@ -2,7 +2,8 @@
 
 Every arm is trained at all points of a grid, and takes the point with the lowest held-out loss.
 While that point lies on the edge of what was tried, its neighbours beyond the edge are tried, too.
-An option of the mechanism that is swept is chosen first, at the centre of the grid.
+An option of the mechanism that is swept is chosen first, at the centre of the grid. Where one seed
+may not be enough, the best points are trained with other seeds, too (`ConfirmedGrid`).
 """
 
 import itertools
@@ -43,6 +44,11 @@ class Grid:
     seeds: tuple[int, ...] = (900,)
     extensions: int = 2
 
+    @property
+    def all_seeds(self) -> tuple[int, ...]:
+        """Return the seeds of all tuning runs."""
+        return self.seeds
+
     def runs(self, arm: Arm) -> int:
         """Return how many runs tune an arm, before its grid is extended."""
         swept = math.prod(len(values) for values in arm.sweep.values()) if arm.sweep else 0
@@ -58,6 +64,28 @@ class Grid:
         return Settings(self.lr * 2.0**rate, self.branch_scale * 2.0**scale, options)
 
 
+@dataclass(frozen=True)
+class ConfirmedGrid(Grid):
+    """A grid whose best points are trained with more seeds before one is chosen.
+
+    A setting at the edge of what is stable can be the best with one seed and bad with the next.
+
+    Attributes:
+        finalists: how many of the best points.
+        confirmed_by: the other seeds. The lowest mean over all seeds is taken.
+    """
+
+    finalists: int = 3
+    confirmed_by: tuple[int, ...] = ()
+
+    @property
+    def all_seeds(self) -> tuple[int, ...]:
+        return (*self.seeds, *self.confirmed_by)
+
+    def runs(self, arm: Arm) -> int:
+        return super().runs(arm) + self.finalists * len(self.confirmed_by)
+
+
 SQUARE: tuple[Point, ...] = tuple((rate, scale) for rate in (-1, 0, 1) for scale in (-1, 0, 1))
 CENTRE: Point = (0, 0)
 
@@ -71,17 +99,24 @@ class ArmTuning:
         options: chosen values of the arm's swept options.
         losses: at each point, with these options.
         swept: every choice of options with its loss at the centre; empty if nothing is swept.
+        confirmed: mean losses over all seeds of the best points; empty if one grid decides.
     """
 
     arm: Arm
     options: dict[str, Any]
     losses: dict[Point, float]
     swept: list[tuple[dict[str, Any], float]] = field(default_factory=list)
+    confirmed: dict[Point, float] = field(default_factory=dict)
 
     @property
     def best(self) -> Point:
-        """Return the point with the lowest loss."""
-        return min(self.losses, key=lambda point: (self.losses[point], point))
+        """Return the point with the lowest loss, of those that were confirmed if any was."""
+        losses = self.confirmed or self.losses
+        return min(losses, key=lambda point: (losses[point], point))
+
+    def finalists(self, count: int) -> list[Point]:
+        """Return the points with the lowest losses."""
+        return sorted(self.losses, key=lambda point: (self.losses[point], point))[:count]
 
     def beyond_edge(self) -> list[Point]:
         """Return the neighbours of the best point that were not tried."""
@@ -126,12 +161,14 @@ def tune(
         One entry per arm, in their order.
     """
 
-    def losses(wanted: Sequence[tuple[Arm, Settings]]) -> list[float]:
+    def losses(
+        wanted: Sequence[tuple[Arm, Settings]], seeds: Sequence[int] = grid.seeds
+    ) -> list[float]:
         """Train what is missing; return the loss of each, infinite for a run that diverged."""
         runs = [
             [
                 TrainingRun(grid.shortened(arm_recipe(shared, arm, s)).changed(seed=seed))
-                for seed in grid.seeds
+                for seed in seeds
             ]
             for arm, s in wanted
         ]
@@ -160,6 +197,12 @@ def tune(
         settings = [(t.arm, grid.settings(point, t.options)) for t, point in wanted]
         for (tuning, point), loss in zip(wanted, losses(settings), strict=True):
             tuning.losses[point] = loss
+    if isinstance(grid, ConfirmedGrid):
+        wanted = [(tuning, point) for tuning in found for point in tuning.finalists(grid.finalists)]
+        settings = [(t.arm, grid.settings(point, t.options)) for t, point in wanted]
+        means = losses(settings, grid.all_seeds)
+        for (tuning, point), loss in zip(wanted, means, strict=True):
+            tuning.confirmed[point] = loss
     return found
 
 
@@ -180,6 +223,7 @@ def tuning_table(found: Sequence[ArmTuning], grid: Grid) -> Table:
         f"lr {s.lr:g}, scale {s.branch_scale:g}" for s in (grid.settings(p, {}) for p in tried)
     ]
     is_swept = any(tuning.swept for tuning in found)
+    is_confirmed = any(tuning.confirmed for tuning in found)
     rows: list[list[Cell]] = []
     for tuning in found:
         edges = tuning.edges()
@@ -190,6 +234,11 @@ def tuning_table(found: Sequence[ArmTuning], grid: Grid) -> Table:
         ]
         if is_swept:
             row.append("; ".join(f"{_named(o)}: {_loss(loss)}" for o, loss in tuning.swept))
+        if is_confirmed:
+            means = (
+                f"{grid.settings(p, {})}: {_loss(loss)}" for p, loss in tuning.confirmed.items()
+            )
+            row.append("; ".join(means))
         losses = (tuning.losses.get(point) for point in tried)
         rows.append([*row, *("" if loss is None else _loss(loss) for loss in losses)])
     centre = grid.settings(CENTRE, {})
@@ -201,6 +250,12 @@ def tuning_table(found: Sequence[ArmTuning], grid: Grid) -> Table:
     if is_swept:
         note += f" An option that is swept was chosen first, at {centre}."
     chosen = ["arm", "chosen", "where", *(["swept option"] if is_swept else [])]
+    if is_confirmed:
+        chosen.append("best settings, mean over seeds")
+        note += (
+            f" The best settings of seed {', '.join(map(str, grid.seeds))} were trained with more "
+            f"seeds ({len(grid.all_seeds)} in all); the lowest mean was taken."
+        )
     return Table("Held-out loss of the tuning runs", [*chosen, *columns], rows, note)
 
 

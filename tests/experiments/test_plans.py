@@ -100,7 +100,7 @@ def test_a_study_says_what_it_costs_before_it_starts(monkeypatch):
 
 def test_no_seed_is_used_twice():
     used = [set(plan.seeds) for plan in PLANS.values()]
-    used += [set(plan.grid.seeds) for plan in PLANS.values() if plan.grid is not None]
+    used += [set(plan.grid.all_seeds) for plan in PLANS.values() if plan.grid is not None]
     assert not any(one & other for one, other in itertools.combinations(used, 2))
     assert PRIMARY.locked
     assert len(PRIMARY.seeds) >= 8

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from antiphase.experiments.arms import STANDARD, TOP_K, V1, Arm, TrainingRun
 from antiphase.experiments.records import Records
-from antiphase.experiments.tuning import SQUARE, Grid, tune, tuning_table
+from antiphase.experiments.tuning import SQUARE, ConfirmedGrid, Grid, tune, tuning_table
 from antiphase.training import Recipe
 from tests.experiments.small import RECIPE, InProcess
 
@@ -103,6 +103,30 @@ def test_a_best_point_at_the_edge_extends_the_grid(tmp_path):
     assert table.rows[1][1:3] == ["lr 0.001, branch scale 1", "inside the grid"]
     column = table.columns.index("lr 0.008, scale 1")
     assert (table.rows[0][column], table.rows[1][column]) == ("36.100", "")
+
+
+def test_the_best_points_are_confirmed_with_other_seeds(tmp_path):
+    """The best point of the first seed is bad with the next one."""
+
+    def loss(recipe: Recipe) -> float:
+        unstable = recipe.lr == 2e-3 and recipe.seed == 901
+        return bowl(1, 0)(recipe) + 5 * unstable
+
+    engine = FakeEngine(loss)
+    grid = ConfirmedGrid(extensions=0, confirmed_by=(901, 902), finalists=4)
+    assert grid.all_seeds == (900, 901, 902)
+    assert grid.runs(V1) == 9 + 4 * 2
+    (found,) = tune(RECIPE, [V1], grid, tmp_path, Console(quiet=True), engine)
+    assert len(engine.trained) == 9 + 4 * 2
+    assert found.finalists(4) == [(1, 0), (1, -1), (1, 1), (0, 0)]
+    assert found.confirmed == pytest.approx(
+        {(1, 0): 0.1 + 5 / 3, (1, -1): 0.6 + 5 / 3, (1, 1): 0.6 + 5 / 3, (0, 0): 1.1}
+    )
+    assert found.best == (0, 0)
+    table = tuning_table([found], grid)
+    assert "lr 0.001, branch scale 1" in str(table.rows[0][1])
+    assert str(table.rows[0][3]).startswith("lr 0.002, branch scale 1: 1.767; ")
+    assert "3 in all" in table.note
 
 
 def test_an_option_is_chosen_at_the_centre(tmp_path):
