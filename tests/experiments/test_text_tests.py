@@ -183,9 +183,9 @@ def test_gains_are_differences_of_the_losses_in_the_table(study):
 def test_arms_differ_in_what_their_names_say():
     settings = Settings(1e-3, 2.0)
     published = arm_recipe(LADDER_NANO.recipe, started(V1, "published start"), settings)
-    assert published.model == {"initialisation": "published"}
+    assert published.model == {"initialisation": "published", "scale_embedding": False}
     narrow = arm_recipe(LADDER_NANO.recipe, V1, settings)
-    assert narrow.model == {"query_key_std": 0.02, "branch_scale": 2.0}
+    assert narrow.model == {"query_key_std": 0.02, "scale_embedding": True, "branch_scale": 2.0}
     for heads, (v1, standard) in PAIRS.items():
         for arm in (v1, standard):
             recipe = arm_recipe(LADDER_MICRO.recipe, arm, settings)
