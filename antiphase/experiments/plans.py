@@ -4,7 +4,10 @@
 - PRIMARY: `antiphase lab --full`, hours; its predictions are locked before its first run.
 - SYNTHETIC: `antiphase lab --study synthetic`, hours; other tests on the same recipe, a second look
   at some of PRIMARY's, and other synthetic tasks; locked.
-- LADDER_NANO, LADDER_MICRO: `antiphase lab --study ladder-nano`, text at two sizes, many hours.
+- REPLICATION: `antiphase lab --study replication`, the primary study with twice the heads of half
+  the width.
+- LADDER_NANO, LADDER_MICRO, LADDER_MINI: `antiphase lab --study ladder-nano`, text at three sizes,
+  many hours.
 """
 
 from collections.abc import Sequence
@@ -77,6 +80,15 @@ SYNTHETIC = Plan(
     locked=True,
     kept=_KEPT / "synthetic",
 )
+REPLICATION = Plan(
+    registry.REPLICATION,
+    _RECIPE.changed(model={**_RECIPE.model, "num_attention_heads": 16}),  # 8 of V1
+    tests_of(registry.REPLICATION),
+    tuple(range(110, 118)),
+    Grid(steps=400, seeds=(901,)),
+    locked=True,
+    kept=_KEPT / "replication",
+)
 LADDER_NANO = Plan(
     registry.LADDER_NANO,
     load_recipe("prose-nano"),
@@ -96,7 +108,19 @@ LADDER_MICRO = Plan(
     locked=True,
     kept=_KEPT / "ladder/micro",
 )
-PLANS = {plan.id: plan for plan in (QUICK, PRIMARY, SYNTHETIC, LADDER_NANO, LADDER_MICRO)}
+LADDER_MINI = Plan(
+    registry.LADDER_MINI,
+    load_recipe("prose-micro").changed(size="mini"),
+    tests_of(registry.LADDER_MINI),
+    (310,),  # descriptive: an epoch of three arms takes most of a day
+    Grid(lr=2e-3, steps=180, seeds=(922,)),
+    locked=True,
+    kept=_KEPT / "ladder/mini",
+)
+PLANS = {
+    plan.id: plan
+    for plan in (QUICK, PRIMARY, SYNTHETIC, REPLICATION, LADDER_NANO, LADDER_MICRO, LADDER_MINI)
+}
 
 
 def select_tests(plan: Plan, numbers: Sequence[int] | None = None) -> list[RegisteredTest]:

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 QUICK, PRIMARY = "quick", "primary"
 SYNTHETIC = "synthetic"
-ON_TEXT = LADDER_NANO, LADDER_MICRO = "ladder-nano", "ladder-micro"
-LOCKED = (PRIMARY, SYNTHETIC, *ON_TEXT)
+REPLICATION = "replication"
+ON_TEXT = LADDER_NANO, LADDER_MICRO, LADDER_MINI = "ladder-nano", "ladder-micro", "ladder-mini"
+LOCKED = (PRIMARY, SYNTHETIC, REPLICATION, *ON_TEXT)
 """Studies that `--study` names; each needs a lock."""
 
 
@@ -61,7 +62,7 @@ _TESTS = (
         "Agreement",
         "Do the two maps carry the same noise: do they agree on irrelevant tokens?",
         "antiphase.experiments.e01_agreement:AgreementTest",
-        studies=(QUICK, PRIMARY),
+        studies=(QUICK, PRIMARY, REPLICATION),
     ),
     RegisteredTest(
         2,
@@ -82,35 +83,35 @@ _TESTS = (
         "Top-k",
         "Does standard attention with top-k do as well as V1?",
         "antiphase.experiments.e04_top_k:TopKTest",
-        studies=(PRIMARY,),
+        studies=(PRIMARY, REPLICATION),
     ),
     RegisteredTest(
         5,
         "Sparsity",
         "Are differential maps sparser than standard ones, or do they leave the simplex?",
         "antiphase.experiments.e05_sparsity:SparsityTest",
-        studies=(QUICK, PRIMARY),
+        studies=(QUICK, PRIMARY, REPLICATION),
     ),
     RegisteredTest(
         6,
         "Signed mask",
         "Does one softmax with a learned sign do what the difference of two does?",
         "antiphase.experiments.e06_signed_mask:SignedMaskTest",
-        studies=(PRIMARY,),
+        studies=(PRIMARY, REPLICATION),
     ),
     RegisteredTest(
         7,
         "Length against noise",
         "Does the gain grow with noise at fixed length, or with length at fixed noise?",
         "antiphase.experiments.e07_grid:GridTest",
-        studies=(QUICK, PRIMARY),
+        studies=(QUICK, PRIMARY, REPLICATION),
     ),
     RegisteredTest(
         8,
         "Head norm",
         "Does the head norm make the difference, rather than the subtraction?",
         "antiphase.experiments.e08_norm:NormTest",
-        studies=(PRIMARY,),
+        studies=(PRIMARY, REPLICATION),
     ),
     RegisteredTest(
         9,
@@ -138,21 +139,21 @@ _TESTS = (
         "Gating",
         "Can a gated multi-head layer match differential attention at equal parameters?",
         "antiphase.experiments.e12_gating:GatingTest",
-        studies=(PRIMARY,),
+        studies=(PRIMARY, REPLICATION),
     ),
     RegisteredTest(
         13,
         "Cheap noise",
         "Is the noise map of low rank, and does a cheap noise map do as well as a full one?",
         "antiphase.experiments.e13_cheap_noise:CheapNoiseTest",
-        studies=(PRIMARY,),
+        studies=(PRIMARY, REPLICATION),
     ),
     RegisteredTest(
         15,
         "Layer by layer",
         "Where does the noise term matter most for the answer?",
         "antiphase.experiments.e15_layers:LayersTest",
-        studies=(QUICK, PRIMARY),
+        studies=(QUICK, PRIMARY, REPLICATION),
     ),
     RegisteredTest(
         16,

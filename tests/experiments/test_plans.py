@@ -40,6 +40,7 @@ def test_plans_run_the_tests_that_the_registry_names():
     for plan in PLANS.values():
         assert [test.number for test in select_tests(plan)] == [*plan.tests]
         assert all(EXPERIMENTS[number].text == plan.on_text for number in plan.tests)
+    assert PLANS["replication"].tests == PRIMARY.tests
 
 
 def test_tests_are_chosen_within_a_study():
