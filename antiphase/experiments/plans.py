@@ -16,7 +16,7 @@ from pathlib import Path
 
 from antiphase.experiments import registry
 from antiphase.experiments.registry import EXPERIMENTS, RegisteredTest, tests_of
-from antiphase.experiments.tuning import ConfirmedGrid, Grid
+from antiphase.experiments.tuning import ConfirmedGrid, Grid, SharedGrid
 from antiphase.training import Recipe, load_recipe
 
 
@@ -104,7 +104,18 @@ LADDER_MICRO = Plan(
     load_recipe("prose-micro"),
     tests_of(registry.LADDER_MICRO),
     tuple(range(300, 303)),
-    ConfirmedGrid(lr=4e-3, steps=360, seeds=(920,), confirmed_by=(921,)),
+    SharedGrid(
+        lr=4e-3,
+        steps=360,
+        seeds=(920,),
+        confirmed_by=(921,),
+        same_as={  # other numbers of heads
+            "V1, 2 heads": "V1",
+            "V1, 8 heads": "V1",
+            "standard, 4 heads": "standard",
+            "standard, 16 heads": "standard",
+        },
+    ),
     locked=True,
     kept=_KEPT / "ladder/micro",
 )

@@ -58,7 +58,7 @@ from antiphase.experiments.study_records import (
 from antiphase.experiments.train_all import duration, train_all
 from antiphase.experiments.trained_models import TrainedModels
 from antiphase.experiments.training_tables import cost_table, training_tables
-from antiphase.experiments.tuning import tune, tuning_table
+from antiphase.experiments.tuning import chosen_settings, tune, tuning_table
 from antiphase.experiments.verdicts import Prediction, require_measured
 from antiphase.models import AntiphaseForCausalLM
 from antiphase.training import Recipe
@@ -243,8 +243,7 @@ def _settings(
         engine,
         records.record_tuning if records else None,
     )
-    chosen = {t.arm.name: plan.grid.settings(t.best, t.options) for t in found}
-    return chosen, tuning_table(found, plan.grid)
+    return chosen_settings(found, plan.grid), tuning_table(found, plan.grid)
 
 
 def _announce(plan: Plan, arms: Sequence[Arm], workers: int, console: Console) -> None:

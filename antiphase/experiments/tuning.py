@@ -49,6 +49,11 @@ class Grid:
         """Return the seeds of all tuning runs."""
         return self.seeds
 
+    @property
+    def shared(self) -> dict[str, str]:
+        """Return the arms that take the settings of another arm, by their names."""
+        return {}
+
     def runs(self, arm: Arm) -> int:
         """Return how many runs tune an arm, before its grid is extended."""
         swept = math.prod(len(values) for values in arm.sweep.values()) if arm.sweep else 0
@@ -84,6 +89,24 @@ class ConfirmedGrid(Grid):
 
     def runs(self, arm: Arm) -> int:
         return super().runs(arm) + self.finalists * len(self.confirmed_by)
+
+
+@dataclass(frozen=True)
+class SharedGrid(ConfirmedGrid):
+    """A grid for some arms only; the others take what these have found.
+
+    Attributes:
+        same_as: arms that take the settings of another arm, by their names.
+    """
+
+    same_as: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def shared(self) -> dict[str, str]:
+        return self.same_as
+
+    def runs(self, arm: Arm) -> int:
+        return 0 if arm.name in self.same_as else super().runs(arm)
 
 
 SQUARE: tuple[Point, ...] = tuple((rate, scale) for rate in (-1, 0, 1) for scale in (-1, 0, 1))
@@ -158,7 +181,7 @@ def tune(
         after_each: called with every finished run.
 
     Returns:
-        One entry per arm, in their order.
+        One entry per arm that has settings of its own, in their order.
     """
 
     def losses(
@@ -175,7 +198,7 @@ def tune(
         train_all([run for group in runs for run in group], root, console, engine, after_each)
         return [sum(final_loss(run, root) for run in group) / len(group) for group in runs]
 
-    found = [ArmTuning(arm, {}, {}) for arm in arms]
+    found = [ArmTuning(arm, {}, {}) for arm in arms if arm.name not in grid.shared]
     swept = [
         (tuning, dict(zip(tuning.arm.sweep, values, strict=True)))
         for tuning in found
@@ -204,6 +227,12 @@ def tune(
         for (tuning, point), loss in zip(wanted, means, strict=True):
             tuning.confirmed[point] = loss
     return found
+
+
+def chosen_settings(found: Sequence[ArmTuning], grid: Grid) -> dict[str, Settings]:
+    """Return the settings of every arm, those that take another's included."""
+    own = {t.arm.name: grid.settings(t.best, t.options) for t in found}
+    return own | {name: own[other] for name, other in grid.shared.items() if other in own}
 
 
 def final_loss(run: TrainingRun, root: Path) -> float:
@@ -247,6 +276,9 @@ def tuning_table(found: Sequence[ArmTuning], grid: Grid) -> Table:
         "the study does not use. A best setting at the edge of the grid may not be the best there "
         "is."
     )
+    if grid.shared:
+        pairs = (f"{name} that of {other}" for name, other in grid.shared.items())
+        note += f" Not tuned: {'; '.join(pairs)}."
     if is_swept:
         note += f" An option that is swept was chosen first, at {centre}."
     chosen = ["arm", "chosen", "where", *(["swept option"] if is_swept else [])]

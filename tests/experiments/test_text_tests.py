@@ -191,6 +191,8 @@ def test_arms_differ_in_what_their_names_say():
             recipe = arm_recipe(LADDER_MICRO.recipe, arm, settings)
             assert recipe.model["branch_scale"] == 2.0
             assert recipe.model.get("num_attention_heads", 8) == 2 * heads
+    own = {arm.name: PAIRS[4][i].name for pair in PAIRS.values() for i, arm in enumerate(pair)}
+    assert LADDER_MICRO.grid.shared == {a: b for a, b in own.items() if a != b}
 
 
 def test_published_arms_are_tuned_once_per_rate():

@@ -11,7 +11,15 @@ from rich.console import Console
 
 from antiphase.experiments.arms import STANDARD, TOP_K, V1, Arm, TrainingRun
 from antiphase.experiments.records import Records
-from antiphase.experiments.tuning import SQUARE, ConfirmedGrid, Grid, tune, tuning_table
+from antiphase.experiments.tuning import (
+    SQUARE,
+    ConfirmedGrid,
+    Grid,
+    SharedGrid,
+    chosen_settings,
+    tune,
+    tuning_table,
+)
 from antiphase.training import Recipe
 from tests.experiments.small import RECIPE, InProcess
 
@@ -127,6 +135,17 @@ def test_the_best_points_are_confirmed_with_other_seeds(tmp_path):
     assert "lr 0.001, branch scale 1" in str(table.rows[0][1])
     assert str(table.rows[0][3]).startswith("lr 0.002, branch scale 1: 1.767; ")
     assert "3 in all" in table.note
+
+
+def test_an_arm_may_take_the_settings_of_another(tmp_path):
+    engine = FakeEngine(bowl(1, 0))
+    grid = SharedGrid(extensions=0, same_as={"V1": "standard", "absent": "missing"})
+    found = tune(RECIPE, [STANDARD, V1], grid, tmp_path, Console(quiet=True), engine)
+    assert [tuning.arm for tuning in found] == [STANDARD]
+    assert (grid.runs(STANDARD), grid.runs(V1), len(engine.trained)) == (9, 0, 9)
+    chosen = chosen_settings(found, grid)
+    assert chosen == {"standard": grid.settings((1, 0), {}), "V1": grid.settings((1, 0), {})}
+    assert "Not tuned: V1 that of standard" in tuning_table(found, grid).note
 
 
 def test_an_option_is_chosen_at_the_centre(tmp_path):
