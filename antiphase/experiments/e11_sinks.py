@@ -26,6 +26,7 @@ class SinksTest(Experiment):
     """Mass on the first token."""
 
     version = 6
+    by_model = True
     arms = (STANDARD, V1, V2, GATED, OFF_BY_ONE)
     predictions = tuple(
         Prediction(

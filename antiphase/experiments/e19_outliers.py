@@ -27,6 +27,7 @@ STANDARD_COST = Effect(INCREASE, STANDARD.name, condition=FEWEST)
 class OutliersTest(Experiment):
     """Largest attention logits and hidden states, and what few bits of the logits cost."""
 
+    by_model = True
     arms = (STANDARD, V1, V2)
     predictions = tuple(
         Prediction(

@@ -46,6 +46,7 @@ class LadderTest(Experiment):
     """Loss in total, along training, and on tokens that the context has shown."""
 
     version = 2
+    by_model = True
     arms = (STANDARD, *ARMS)
     predictions = tuple(
         Prediction(

@@ -25,6 +25,7 @@ class StartTest(Experiment):
     """The loss under other starts minus that under the recipe's, and mechanisms within a start."""
 
     version = 2
+    by_model = True
     arms = (*ARMS, *(started(arm, start) for start in STARTS for arm in ARMS))
     predictions = ()
 

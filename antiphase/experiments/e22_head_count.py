@@ -20,6 +20,7 @@ PAIRS = {
 class HeadCountTest(Experiment):
     """The loss of V1 with 2, 4 and 8 heads against standard attention with 4, 8 and 16."""
 
+    by_model = True
     arms = tuple(arm for pair in PAIRS.values() for arm in pair)
     predictions = ()
 

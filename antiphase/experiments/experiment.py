@@ -81,6 +81,9 @@ class Experiment(ABC):
         conditions: of the held-out sequences that are measured; part of a study's lock.
         version: raised by hand when what is measured changes, so that it is measured again.
         amended: what was changed after a first run had been seen, and why; empty if nothing.
+        by_model: whether all that needs weights is `models.values` or `models.gain` of named
+            measures, whatever their numbers. A run is then measured when it ends, before other runs
+            of its seed.
     """
 
     arms: ClassVar[Sequence[Arm]]
@@ -88,6 +91,7 @@ class Experiment(ABC):
     conditions: ClassVar[Sequence[Condition]] = CONDITIONS
     version: ClassVar[int] = 1
     amended: ClassVar[str] = ""
+    by_model: ClassVar[bool] = False
 
     @abstractmethod
     def measure(self, models: TrainedModels) -> Measurement:

@@ -85,7 +85,8 @@ def run_study(
         console: where progress is shown.
         engine: performs the runs; default: all cores of this machine.
         records: file of finished runs without their weights (`Records`). What it has is not
-            trained again; a seed is added when all its arms are trained and measured.
+            trained again. A run is added when it is measured: on text when it ends, else when all
+            arms of its seed have ended.
 
     Returns:
         All tests of the registry, run now, run earlier, or not run.

@@ -2,7 +2,8 @@
 
 Tests measure every run of their arms by named functions, whose values stay in the run's folder
 (`measured_values.py`). With a file of records, a seed is measured as soon as all its arms are
-trained, and its runs are recorded; another machine then needs no weights of it.
+trained, and its runs are recorded; another machine then needs no weights of it. Where every test
+measures model by model, each run is measured and recorded by itself.
 """
 
 import shutil
@@ -19,7 +20,7 @@ from antiphase.experiments.experiment import Experiment
 from antiphase.experiments.leases import LEASES, holders, lease
 from antiphase.experiments.lock import LOCK
 from antiphase.experiments.records import Records, Wanted
-from antiphase.experiments.trained_models import TrainedModels
+from antiphase.experiments.trained_models import ListedMeasures, TrainedModels
 from antiphase.experiments.training_tables import training_tables
 
 MEASURES = "version 2"  # of training tables, claims and the example of attention; raised by hand
@@ -127,8 +128,13 @@ class StudyRecords:
         self._restore("runs", wanted)
 
     def record_run(self, ended: Job) -> None:
-        """Measure and record the runs of a seed, if this one is the last of them to be trained."""
+        """Measure and record a run that has ended, or all of its seed once they have.
+
+        Where all tests measure model by model, a run does not wait for its seed.
+        """
         mine = next(s for s in self._seeds if any(run.key == ended.key for (run,) in s.values()))
+        if all(test.by_model for test in self._tests.values()):
+            mine = {name: [run] for name, (run,) in mine.items() if run.key == ended.key}
         runs = [run for (run,) in mine.values()]
         restored = all(run.key in self._records.restored for run in runs)
         if restored or not all(run.finished(self.root) for run in runs):
@@ -137,14 +143,25 @@ class StudyRecords:
         torch.set_num_threads(1)
         with measuring(self.folder, self.console):
             for number, test in self._tests.items():
-                arms = {arm.name: mine[arm.name] for arm in test.arms}
-                who = measured_as(number, test)
-                test.measure(TrainedModels.finished(arms, self.root, who))
+                self._measure(test, mine, measured_as(number, test))
             models = TrainedModels.finished(mine, self.root, MEASURES)
             training_tables(models, distinct_arms(self._tests.values()))
             for run in runs:
                 self._records.add(run.folder(self.root))
         torch.set_num_threads(threads)
+
+    def _measure(self, test: Experiment, runs: Runs, who: str) -> None:
+        """Measure what a test needs of these runs, which keep it."""
+        arms = [arm for arm in test.arms if arm.name in runs]
+        models = TrainedModels.finished({arm.name: runs[arm.name] for arm in arms}, self.root, who)
+        if not test.by_model:
+            test.measure(models)
+            return
+        for arm in arms:
+            listed = ListedMeasures(models[arm][0])
+            test.measure(listed)
+            for measure in listed.asked.get(arm.name, []):
+                models.values(arm, measure)
 
     def _restore(self, what: str, wanted: Wanted) -> None:
         if count := self._records.restore(wanted):

@@ -141,3 +141,30 @@ class TrainedModels:
         if self._measured_as is None or name is None:
             return measure(model)
         return measured_values(model.folder, f"{self._measured_as}: {name}", lambda: measure(model))
+
+
+class ListedMeasures(TrainedModels):
+    """Lists what a test measures of each arm, and measures nothing.
+
+    Args:
+        model: stands for the models of all arms, where a test reads its configuration or losses.
+
+    Attributes:
+        asked: measures by the name of their arm.
+    """
+
+    def __init__(self, model: TrainedModel) -> None:
+        super().__init__({})
+        self._model = model
+        self.asked: dict[str, list[Measure]] = {}
+
+    def __getitem__(self, arm: Arm) -> Sequence[TrainedModel]:
+        return [self._model]
+
+    def __contains__(self, arm: Arm) -> bool:
+        return True
+
+    def values(self, arm: Arm, measure: Measure) -> Values:
+        """List the measure; return one zero."""
+        self.asked.setdefault(arm.name, []).append(measure)
+        return [np.zeros(1)]

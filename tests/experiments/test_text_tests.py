@@ -52,13 +52,15 @@ def plan(text):
     return Plan("small text", recipe, (11, 19, 20, 21), (0, 1))
 
 
-def run_small(plan, folder, records=None):
+def run_small(plan, folder, records=None, engine=None):
     patch = pytest.MonkeyPatch()
     patch.setattr(text_measurements, "FEW", 3)
     patch.setattr(text_measurements.text_losses, "__defaults__", (8,), raising=False)
     tests, console = [EXPERIMENTS[n] for n in plan.tests], Console(file=io.StringIO())
     try:
-        found = run_study(plan, tests, folder, console, engine=InProcess(), records=records)
+        found = run_study(
+            plan, tests, folder, console, engine=engine or InProcess(), records=records
+        )
     finally:
         patch.undo()
     found.save(folder)
@@ -92,6 +94,45 @@ def test_a_study_continues_on_another_machine_from_records(plan, tmp_path):
     assert len(records.read_text().splitlines()) == 6
     run_small(both, tmp_path / "second", records)
     assert len(records.read_text().splitlines()) == 6
+
+
+def test_a_run_is_recorded_before_the_others_of_its_seed(plan, tmp_path):
+    """Stopped after two of three runs, a study continues without the weights of these two."""
+
+    class Stopped(InProcess):
+        def perform(self, job, root):
+            if job.recipe.attention == "diff_v2":
+                raise KeyboardInterrupt
+            return super().perform(job, root)
+
+    records, one = tmp_path / "runs.jsonl", replace(plan, seeds=plan.seeds[:1], tests=(19, 20))
+    with pytest.raises(KeyboardInterrupt):
+        run_small(one, tmp_path / "first", records, Stopped())
+    kept = [json.loads(line) for line in records.read_text().splitlines()]
+    assert sorted(line["key"].split("-")[1] for line in kept) == ["diff_v1", "standard"]
+    found, said = run_small(one, tmp_path / "second", records)
+    assert "2 finished runs taken from" in said
+    assert "3 runs, 1 of them to train" in said
+    undisturbed, _ = run_small(one, tmp_path / "third")
+    assert found.results == undisturbed.results
+    assert found.training == undisturbed.training
+
+
+@pytest.mark.parametrize("number", [11, 19, 20, 21, 22])
+def test_tests_of_text_are_measured_model_by_model(number):
+    assert EXPERIMENTS[number].load().by_model
+
+
+def test_a_run_alone_is_measured_as_in_its_study(plan, study, tmp_path):
+    """The same values by the same names."""
+    _, folder = study
+    records = tmp_path / "runs.jsonl"
+    run_small(plan, tmp_path / "recorded", records)
+    lines = [json.loads(line) for line in records.read_text().splitlines()]
+    assert len(lines) == 2 * 8
+    for line in lines:
+        want = json.loads((folder / "trained" / line["key"] / "measured.json").read_text())
+        assert json.loads(line["files"]["measured.json"]) == want
 
 
 def test_a_recorded_run_that_a_test_has_not_measured_is_trained_again(plan, tmp_path):
