@@ -1,11 +1,12 @@
 """The models of the ladder on LAMBADA and essays, by bits per byte (`antiphase evaluate`).
 
+    antiphase data benchmarks
     python docs/ladder_benchmarks.py --study ladder-nano --out runs/lab-ladder-nano
     python docs/ladder_benchmarks.py --study ladder-nano --tables
 
-The first line evaluates every finished run of the study whose weights are in its folder, and keeps
-the numbers beside the study's records (`benchmarks.jsonl`, one line per run), so that they can be
-continued on another machine. The tables follow.
+The first line is needed once. The second evaluates every finished run of the study whose weights
+are in its folder, and keeps the numbers beside the study's records (`benchmarks.jsonl`, one line
+per run), so that they can be continued on another machine. The tables follow.
 """
 
 import argparse
