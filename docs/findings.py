@@ -32,7 +32,7 @@ BEGIN, END = "<!-- claims: python docs/findings.py -->", "<!-- end of claims -->
 FOLDERS = {
     "primary": PUBLISHED,
     "synthetic": DOCS / "results" / "synthetic",
-    "ladder-nano": DOCS / "results" / "ladder" / "nano",
+    "ladder-nano": DOCS / "results" / "ladder" / "nano-short-tuning",  # withdrawn
     "ladder-micro": DOCS / "results" / "ladder" / "micro",
 }
 DEX = DOCS / "results" / "unchain" / "controls.json"
@@ -426,7 +426,7 @@ def grid() -> Heatmap | None:
 def ladder() -> Chart | None:
     """Return the loss that V1 and V2 save along training on text."""
     test = result("ladder-nano", 20)
-    charts = [] if test is None else [f for f in test.figures if isinstance(f, Chart)]
+    charts = [] if test is None or test.void else [f for f in test.figures if isinstance(f, Chart)]
     return next((f for f in charts if f.x == "tokens"), None)
 
 

@@ -1,8 +1,10 @@
 """Test 11: which mechanisms have no attention sinks, on models of text."""
 
 from antiphase.experiments.arms import GATED, STANDARD, V1, V2, Arm
+from antiphase.experiments.e20_ladder import LOSS, MINUS, loss_cells, loss_lead_chart
 from antiphase.experiments.experiment import (
     Experiment,
+    Figure,
     Measurement,
     Table,
     bar_chart,
@@ -47,12 +49,21 @@ class SinksTest(Experiment):
             SINK_MASS[arm.name]: models.gain(STANDARD, arm, mass_on_first) for arm in (V1, V2)
         }
         effects[STANDARD_MASS] = models.values(STANDARD, mass_on_first)
-        measures = (mass_on_first, largest_head_mass_on_first, held_out_loss)
+        for one, other in ((V1, GATED), (V2, GATED), (V1, V2), (V1, OFF_BY_ONE)):
+            gap = Effect(LOSS, one.name, versus=other.name)
+            effects[gap] = models.gain(one, other, held_out_loss)
+        measures = (mass_on_first, largest_head_mass_on_first)
         rows = [
-            interval_row(arm.name, *(models.values(arm, measure) for measure in measures))
+            [
+                *interval_row(arm.name, *(models.values(arm, measure) for measure in measures)),
+                *loss_cells(models, arm),
+            ]
             for arm in self.arms
         ]
-        columns = ["", "mass on S", "mass on S, head with the most", "held-out loss"]
+        columns = ["", "mass on S", "mass on S, head with the most", LOSS, MINUS]
         masses = {arm.name: models.values(arm, mass_on_first) for arm in self.arms}
-        chart = bar_chart("Mass on the first token (S)", "fraction of |A|", {"": masses})
-        return Measurement(effects, [Table("Attention sinks on text", columns, rows)], [chart])
+        figures: list[Figure] = [
+            bar_chart("Mass on the first token (S)", "fraction of |A|", {"": masses}),
+            loss_lead_chart(models, self.arms[1:]),
+        ]
+        return Measurement(effects, [Table("Attention sinks on text", columns, rows)], figures)

@@ -9,6 +9,7 @@ from antiphase.analysis.statistics import Values, seed_interval
 from antiphase.experiments.arms import STANDARD, V1, V2, Arm
 from antiphase.experiments.e02_fixed_lambda import learned_lambda
 from antiphase.experiments.experiment import (
+    Cell,
     Chart,
     Experiment,
     Figure,
@@ -28,6 +29,7 @@ from antiphase.experiments.trained_models import TrainedModels
 from antiphase.experiments.verdicts import Effect, Prediction
 
 LOSS = "held-out loss"
+MINUS = f"minus {STANDARD.name}"
 SIZE = 0.02  # nats per token; the published gaps are 0.025 to 0.032
 ARMS = (V1, V2)
 
@@ -84,15 +86,26 @@ class LadderTest(Experiment):
 
 
 def loss_table(models: TrainedModels, arms: tuple[Arm, ...]) -> Table:
-    """Return the losses of arms: in total, on recall hits and on the rest."""
-    measures = (held_out_loss, loss_on_hits, loss_on_rest, fraction_of_hits)
-    rows = [
-        interval_row(arm.name, *(models.values(arm, measure) for measure in measures))
-        for arm in arms
-    ]
-    columns = ["", "loss", "on recall hits", "on the rest", "fraction of hits"]
-    note = "Nats per token on the test split. A hit completes four tokens that occurred before."
+    """Return the losses of arms: in total, minus that of STANDARD, on recall hits, on the rest."""
+    rows: list[list[Cell]] = []
+    for arm in arms:
+        measures = (loss_on_hits, loss_on_rest, fraction_of_hits)
+        name, *parts = interval_row(arm.name, *(models.values(arm, m) for m in measures))
+        rows.append([name, *loss_cells(models, arm), *parts])
+    columns = ["", "loss", MINUS, "on recall hits", "on the rest", "fraction of hits"]
+    note = (
+        "Nats per token on the test split; differences are paired by seed and sequence. A hit "
+        "completes four tokens that occurred before."
+    )
     return Table("Held-out loss", columns, rows, note)
+
+
+def loss_cells(models: TrainedModels, arm: Arm) -> list[Cell]:
+    """Return the held-out loss of an arm, and that minus the loss of STANDARD."""
+    loss = seed_interval(models.values(arm, held_out_loss))
+    if arm == STANDARD:
+        return [loss, ""]
+    return [loss, seed_interval(models.gain(arm, STANDARD, held_out_loss))]
 
 
 def loss_lead_chart(models: TrainedModels, arms: tuple[Arm, ...]) -> Chart:

@@ -50,8 +50,8 @@ class Result:
         keys: the test's version and the keys of these runs; a result is valid as long as the
             present code gives the same keys.
         why_not: why the test was not run; empty if it was.
-        void: readings whose primary verdict was withdrawn after the study, and why. It is then
-            `invalid`, whatever its interval.
+        void: verdicts that were withdrawn after the study, and why: the primary one of a reading
+            by the reading, any other by its effect. They are `invalid`, whatever the interval.
     """
 
     number: int
@@ -87,8 +87,8 @@ class Result:
         require_measured(f"{self.number} ({self.title})", self.predictions, self.effects)
         found = [prediction.judge(self.effects) for prediction in self.predictions]
         return [
-            Judgement(Verdict.INVALID, judgement.gates, void=self.void[p.reading])
-            if p.primary and p.reading in self.void
+            Judgement(Verdict.INVALID, judgement.gates, void=self.void[key])
+            if (key := p.reading if p.primary else str(p.effect)) in self.void
             else judgement
             for p, judgement in zip(self.predictions, found, strict=True)
         ]

@@ -257,7 +257,10 @@ def _announce(plan: Plan, arms: Sequence[Arm], workers: int, console: Console) -
         each = [plan.grid.runs(arm) for arm in arms]
         short = [TrainingRun(plan.grid.shortened(recipe)).cost for recipe in recipes]
         tokens += sum(n * cost for n, cost in zip(each, short, strict=True))
+        full = [plan.grid.full_runs(arm) for arm in arms]
+        tokens += sum(n * TrainingRun(recipe).cost for n, recipe in zip(full, recipes, strict=True))
         text += f", and about {sum(each)} short ones for tuning"
+        text += f" and {sum(full)} of full length" if any(full) else ""
     common = plan.recipe.changed(steps=1)
     seconds = tokens * _seconds_per_step(common) / TrainingRun(common).cost / workers
     console.print(

@@ -2,8 +2,8 @@
 
 Every arm is trained at all points of a grid, and takes the point with the lowest held-out loss.
 While that point lies on the edge of what was tried, its neighbours beyond the edge are tried, too.
-An option of the mechanism that is swept is chosen first, at the centre of the grid. Where one seed
-may not be enough, the best points are trained with other seeds, too (`ConfirmedGrid`).
+An option of the mechanism that is swept is chosen first, at the centre of the grid. Where short
+runs would choose the wrong rate, runs as long as those of the study choose it (`FullLengthGrid`).
 """
 
 import itertools
@@ -55,13 +55,21 @@ class Grid:
         return {}
 
     def runs(self, arm: Arm) -> int:
-        """Return how many runs tune an arm, before its grid is extended."""
+        """Return how many short runs tune an arm, before its grid is extended."""
         swept = math.prod(len(values) for values in arm.sweep.values()) if arm.sweep else 0
         return (swept + len(SQUARE)) * len(self.seeds)
 
+    def full_runs(self, arm: Arm) -> int:
+        """Return how many runs of the study's length tune an arm, before they are extended."""
+        return 0
+
     def shortened(self, recipe: Recipe) -> Recipe:
         """Return an arm's recipe with the length of a tuning run, whatever the arm changes."""
-        return recipe.changed(steps=self.steps, criterion=None, milestones=[])
+        return self.full_length(recipe).changed(steps=self.steps)
+
+    def full_length(self, recipe: Recipe) -> Recipe:
+        """Return an arm's recipe as tuning trains it, with the length that it has in the study."""
+        return recipe.changed(criterion=None, milestones=[])
 
     def settings(self, point: Point, options: dict[str, Any]) -> Settings:
         """Return the settings at a point."""
@@ -70,29 +78,31 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class ConfirmedGrid(Grid):
-    """A grid whose best points are trained with more seeds before one is chosen.
+class FullLengthGrid(Grid):
+    """A grid whose short runs choose the branch scale, and runs of full length the learning rate.
 
-    A setting at the edge of what is stable can be the best with one seed and bad with the next.
+    Short runs choose what is fast. On text that was a rate below the best for some arms and the
+    best for others, and it decided between them (docs/log.md). So the best rate of the short runs
+    and its two neighbours are trained as long as the study's runs, each with its best branch scale.
 
     Attributes:
-        finalists: how many of the best points.
-        confirmed_by: the other seeds. The lowest mean over all seeds is taken.
+        full_seeds: of the runs of full length; the lowest mean loss is taken.
+        full_extensions: how often the next rate is trained while the best one is at the edge.
     """
 
-    finalists: int = 3
-    confirmed_by: tuple[int, ...] = ()
+    full_seeds: tuple[int, ...] = ()
+    full_extensions: int = 2
 
     @property
     def all_seeds(self) -> tuple[int, ...]:
-        return (*self.seeds, *self.confirmed_by)
+        return (*self.seeds, *self.full_seeds)
 
-    def runs(self, arm: Arm) -> int:
-        return super().runs(arm) + self.finalists * len(self.confirmed_by)
+    def full_runs(self, arm: Arm) -> int:
+        return 3 * len(self.full_seeds)
 
 
 @dataclass(frozen=True)
-class SharedGrid(ConfirmedGrid):
+class SharedGrid(FullLengthGrid):
     """A grid for some arms only; the others take what these have found.
 
     Attributes:
@@ -108,6 +118,9 @@ class SharedGrid(ConfirmedGrid):
     def runs(self, arm: Arm) -> int:
         return 0 if arm.name in self.same_as else super().runs(arm)
 
+    def full_runs(self, arm: Arm) -> int:
+        return 0 if arm.name in self.same_as else super().full_runs(arm)
+
 
 SQUARE: tuple[Point, ...] = tuple((rate, scale) for rate in (-1, 0, 1) for scale in (-1, 0, 1))
 CENTRE: Point = (0, 0)
@@ -122,24 +135,33 @@ class ArmTuning:
         options: chosen values of the arm's swept options.
         losses: at each point, with these options.
         swept: every choice of options with its loss at the centre; empty if nothing is swept.
-        confirmed: mean losses over all seeds of the best points; empty if one grid decides.
+        full: mean losses of the points that were trained at full length; empty without such runs.
     """
 
     arm: Arm
     options: dict[str, Any]
     losses: dict[Point, float]
     swept: list[tuple[dict[str, Any], float]] = field(default_factory=list)
-    confirmed: dict[Point, float] = field(default_factory=dict)
+    full: dict[Point, float] = field(default_factory=dict)
 
     @property
     def best(self) -> Point:
-        """Return the point with the lowest loss, of those that were confirmed if any was."""
-        losses = self.confirmed or self.losses
+        """Return the point with the lowest loss; runs of full length decide where there are any."""
+        losses = self.full or self.losses
         return min(losses, key=lambda point: (losses[point], point))
 
-    def finalists(self, count: int) -> list[Point]:
-        """Return the points with the lowest losses."""
-        return sorted(self.losses, key=lambda point: (self.losses[point], point))[:count]
+    def next_at_full_length(self) -> list[Point]:
+        """Return the best rate and its neighbours, as far as they were not trained, to be trained.
+
+        Each with the best branch scale at that rate, or at the nearest one that has been tried.
+        """
+        rate, tried = self.best[0], {rate for rate, _ in self.full}
+        return [self._best_at(r) for r in (rate - 1, rate, rate + 1) if r not in tried]
+
+    def _best_at(self, rate: int) -> Point:
+        nearest = min((r for r, _ in self.losses), key=lambda r: (abs(r - rate), r))
+        scales = [point for point in self.losses if point[0] == nearest]
+        return rate, min(scales, key=lambda point: (self.losses[point], point))[1]
 
     def beyond_edge(self) -> list[Point]:
         """Return the neighbours of the best point that were not tried."""
@@ -151,8 +173,8 @@ class ArmTuning:
         """Return the settings whose chosen value has a side on which nothing was tried."""
         (rate, scale), beyond = self.best, self.beyond_edge()
         found = {
-            "lr": any(point[0] != rate for point in beyond),
-            "branch scale": any(point[1] != scale for point in beyond),
+            "lr": any(r != rate for r, _ in (self.next_at_full_length() if self.full else beyond)),
+            "branch scale": any(s != scale for _, s in beyond),
         }
         for name, values in self.arm.sweep.items():
             ends = (min(values), max(values))
@@ -185,14 +207,13 @@ def tune(
     """
 
     def losses(
-        wanted: Sequence[tuple[Arm, Settings]], seeds: Sequence[int] = grid.seeds
+        wanted: Sequence[tuple[Arm, Settings]],
+        seeds: Sequence[int] = grid.seeds,
+        length: Callable[[Recipe], Recipe] = grid.shortened,
     ) -> list[float]:
         """Train what is missing; return the loss of each, infinite for a run that diverged."""
         runs = [
-            [
-                TrainingRun(grid.shortened(arm_recipe(shared, arm, s)).changed(seed=seed))
-                for seed in seeds
-            ]
+            [TrainingRun(length(arm_recipe(shared, arm, s)).changed(seed=seed)) for seed in seeds]
             for arm, s in wanted
         ]
         train_all([run for group in runs for run in group], root, console, engine, after_each)
@@ -220,12 +241,13 @@ def tune(
         settings = [(t.arm, grid.settings(point, t.options)) for t, point in wanted]
         for (tuning, point), loss in zip(wanted, losses(settings), strict=True):
             tuning.losses[point] = loss
-    if isinstance(grid, ConfirmedGrid):
-        wanted = [(tuning, point) for tuning in found for point in tuning.finalists(grid.finalists)]
-        settings = [(t.arm, grid.settings(point, t.options)) for t, point in wanted]
-        means = losses(settings, grid.all_seeds)
-        for (tuning, point), loss in zip(wanted, means, strict=True):
-            tuning.confirmed[point] = loss
+    if isinstance(grid, FullLengthGrid) and grid.full_seeds:
+        for _ in range(grid.full_extensions + 1):
+            wanted = [(tuning, point) for tuning in found for point in tuning.next_at_full_length()]
+            settings = [(t.arm, grid.settings(point, t.options)) for t, point in wanted]
+            means = losses(settings, grid.full_seeds, grid.full_length)
+            for (tuning, point), loss in zip(wanted, means, strict=True):
+                tuning.full[point] = loss
     return found
 
 
@@ -252,7 +274,7 @@ def tuning_table(found: Sequence[ArmTuning], grid: Grid) -> Table:
         f"lr {s.lr:g}, scale {s.branch_scale:g}" for s in (grid.settings(p, {}) for p in tried)
     ]
     is_swept = any(tuning.swept for tuning in found)
-    is_confirmed = any(tuning.confirmed for tuning in found)
+    has_full = any(tuning.full for tuning in found)
     rows: list[list[Cell]] = []
     for tuning in found:
         edges = tuning.edges()
@@ -263,10 +285,8 @@ def tuning_table(found: Sequence[ArmTuning], grid: Grid) -> Table:
         ]
         if is_swept:
             row.append("; ".join(f"{_named(o)}: {_loss(loss)}" for o, loss in tuning.swept))
-        if is_confirmed:
-            means = (
-                f"{grid.settings(p, {})}: {_loss(loss)}" for p, loss in tuning.confirmed.items()
-            )
+        if has_full:
+            means = (f"{grid.settings(p, {})}: {_loss(loss)}" for p, loss in tuning.full.items())
             row.append("; ".join(means))
         losses = (tuning.losses.get(point) for point in tried)
         rows.append([*row, *("" if loss is None else _loss(loss) for loss in losses)])
@@ -282,11 +302,11 @@ def tuning_table(found: Sequence[ArmTuning], grid: Grid) -> Table:
     if is_swept:
         note += f" An option that is swept was chosen first, at {centre}."
     chosen = ["arm", "chosen", "where", *(["swept option"] if is_swept else [])]
-    if is_confirmed:
-        chosen.append("best settings, mean over seeds")
+    if isinstance(grid, FullLengthGrid) and has_full:
+        chosen.append("at full length")
         note += (
-            f" The best settings of seed {', '.join(map(str, grid.seeds))} were trained with more "
-            f"seeds ({len(grid.all_seeds)} in all); the lowest mean was taken."
+            " Short runs chose the branch scale of each rate; the rate was chosen by runs as long "
+            f"as those of the study (seed {', '.join(map(str, grid.full_seeds))})."
         )
     return Table("Held-out loss of the tuning runs", [*chosen, *columns], rows, note)
 

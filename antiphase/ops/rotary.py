@@ -56,6 +56,8 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        if x.is_cpu and x.element_size() < 4 and len(x) > len(cos):
+            return _rotate_whole_rows(x, cos, sin)
         out = x * cos
         (x1, x2), (sin1, sin2), (out1, out2) = (t.chunk(2, dim=-1) for t in (x, sin, out))
         out1.addcmul_(x2, sin1, value=-1)
@@ -70,3 +72,20 @@ class _Rotate(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         return _Rotate.apply(dy, cos, -sin), None, None  # type: ignore[no-untyped-call]
+
+
+def _rotate_whole_rows(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate a batch with tables as wide as all its heads, [1, T, heads, w].
+
+    PyTorch vectorises 16-bit operations on long contiguous runs only, and half a head is none:
+    with narrow heads this takes a quarter of the time.
+    """
+    (x1, x2), (sin1, sin2) = x.chunk(2, dim=-1), sin.chunk(2, dim=-1)
+    swapped = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    for half, other in zip(swapped.chunk(2, dim=-1), (x2, x1), strict=True):
+        half.copy_(other)
+    cos, sin = (
+        table.expand(-1, -1, x.shape[2], -1).contiguous()
+        for table in (cos, torch.cat([-sin1, sin2], dim=-1))
+    )
+    return (x * cos).addcmul_(swapped, sin)

@@ -114,3 +114,16 @@ def test_the_ladders_benchmarks_are_paired_by_seed(tmp_path):
     table = benchmarks.table(PLANS["ladder-nano"], kept)
     assert "| V1 | 3 | 5 [-3.69, 13.7] | 0.5 [0.5, 0.5] |" in table
     assert table.index("| standard | 2 |") < table.index("| V1 | 3 |")
+
+
+def test_the_ladders_controls_are_those_of_the_script(tmp_path):
+    controls = script("ladder_controls")
+    kept = [json.loads(line)["key"] for line in controls.RECORDS.read_text().splitlines()]
+    mine = {control.run(seed).key for control in controls.CONTROLS for seed in controls.SEEDS}
+    assert kept
+    assert {*kept} <= mine
+    controls.Records(controls.RECORDS, tmp_path).restore()
+    table = controls.table(tmp_path)
+    losses = controls.losses_of_study()
+    own = controls.loss(controls.CONTROLS[0].run(210), tmp_path)
+    assert f"{own - losses['standard'][210]:+.3f}" in table

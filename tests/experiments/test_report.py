@@ -220,6 +220,15 @@ def test_a_verdict_that_was_withdrawn_is_shown_as_such(tmp_path):
     assert load_study(tmp_path) == study
 
 
+def test_the_verdict_on_a_secondary_prediction_is_withdrawn_by_its_effect():
+    whole = result(1)
+    index, secondary = next((i, p) for i, p in enumerate(whole.predictions) if not p.primary)
+    void = result(1, void={str(secondary.effect): "it was confounded"})
+    changed = [a != b for a, b in zip(whole.judgements(), void.judgements(), strict=True)]
+    assert [i for i, differs in enumerate(changed) if differs] == [index]
+    assert void.judgements()[index].void == "it was confounded"
+
+
 def test_what_can_be_detected_follows_from_the_spread():
     """80% of simulated studies tell a true difference of that size from 0."""
     rng = np.random.default_rng(0)

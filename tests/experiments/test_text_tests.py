@@ -208,14 +208,17 @@ def test_gains_are_differences_of_the_losses_in_the_table(study):
     found, _ = study
     result = next(r for r in found.results if r.number == 20)
     losses = {row[0]: row[1].mean for row in result.tables[0].rows}
+    minus_standard = {row[0]: row[2] for row in result.tables[0].rows}
+    assert minus_standard.pop(STANDARD.name) == ""
     for arm in (V1, V2):
         gain = result.effects[loss_gain(arm)]
         assert gain.mean == pytest.approx(losses[STANDARD.name] - losses[arm.name], abs=1e-9)
-    rows = {row[0]: [cell.mean for cell in row[1:]] for row in result.tables[0].rows}
-    total, hits, rest, fraction = rows[V1.name]
-    assert total == pytest.approx(fraction * hits + (1 - fraction) * rest, abs=0.02)
-    standard = rows[STANDARD.name]
-    expected = (standard[1] - hits) - (standard[2] - rest)
+        assert minus_standard[arm.name].mean == pytest.approx(-gain.mean, abs=1e-9)
+    parts = {row[0]: [cell.mean for cell in row[3:]] for row in result.tables[0].rows}
+    hits, rest, fraction = parts[V1.name]
+    assert losses[V1.name] == pytest.approx(fraction * hits + (1 - fraction) * rest, abs=0.02)
+    standard_hits, standard_rest, _ = parts[STANDARD.name]
+    expected = (standard_hits - hits) - (standard_rest - rest)
     assert result.effects[recall_gain(V1)].mean == pytest.approx(expected, abs=1e-9)
     lead = result.figures[1].series[V1.name]
     assert [tokens for tokens, _ in lead] == [3 * 4 * 64, 6 * 4 * 64]

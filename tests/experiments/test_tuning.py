@@ -13,7 +13,7 @@ from antiphase.experiments.arms import STANDARD, TOP_K, V1, Arm, TrainingRun
 from antiphase.experiments.records import Records
 from antiphase.experiments.tuning import (
     SQUARE,
-    ConfirmedGrid,
+    FullLengthGrid,
     Grid,
     SharedGrid,
     chosen_settings,
@@ -113,28 +113,43 @@ def test_a_best_point_at_the_edge_extends_the_grid(tmp_path):
     assert (table.rows[0][column], table.rows[1][column]) == ("36.100", "")
 
 
-def test_the_best_points_are_confirmed_with_other_seeds(tmp_path):
-    """The best point of the first seed is bad with the next one."""
+def test_runs_of_full_length_choose_the_rate(tmp_path):
+    """Short runs prefer lr 1e-3; after the study's length, 4e-3 is best for one arm, not both."""
+    long = RECIPE.changed(steps=50)
 
     def loss(recipe: Recipe) -> float:
-        unstable = recipe.lr == 2e-3 and recipe.seed == 901
-        return bowl(1, 0)(recipe) + 5 * unstable
+        if recipe.steps != 50:
+            return bowl(0, 1)(recipe)
+        assert recipe.seed == 901
+        assert recipe.criterion is None
+        return bowl(2 if recipe.attention == "standard" else 0, 1)(recipe)
 
     engine = FakeEngine(loss)
-    grid = ConfirmedGrid(extensions=0, confirmed_by=(901, 902), finalists=4)
-    assert grid.all_seeds == (900, 901, 902)
-    assert grid.runs(V1) == 9 + 4 * 2
+    grid = FullLengthGrid(steps=8, extensions=1, full_seeds=(901,))
+    assert grid.all_seeds == (900, 901)
+    assert (grid.runs(V1), grid.full_runs(V1)) == (9, 3)
+    standard, v1 = tune(long, [STANDARD, V1], grid, tmp_path, Console(quiet=True), engine)
+    assert list(standard.full) == [(-1, 1), (0, 1), (1, 1), (2, 1), (3, 1)]
+    assert list(v1.full) == [(-1, 1), (0, 1), (1, 1)]
+    assert (standard.best, v1.best) == ((2, 1), (0, 1))
+    assert "lr" not in standard.edges() + v1.edges()
+    full = [run for run in engine.trained if run.recipe.steps == 50]
+    assert len(full) == 8
+    table = tuning_table([standard, v1], grid)
+    assert "lr 0.004, branch scale 2" in str(table.rows[0][1])
+    assert table.columns[3] == "at full length"
+    assert "seed 901" in table.note
+
+
+def test_rates_at_full_length_are_extended_a_few_times_only(tmp_path):
+    def loss(recipe: Recipe) -> float:
+        return -recipe.lr
+
+    engine = FakeEngine(loss)
+    grid = FullLengthGrid(extensions=0, full_seeds=(901,), full_extensions=1)
     (found,) = tune(RECIPE, [V1], grid, tmp_path, Console(quiet=True), engine)
-    assert len(engine.trained) == 9 + 4 * 2
-    assert found.finalists(4) == [(1, 0), (1, -1), (1, 1), (0, 0)]
-    assert found.confirmed == pytest.approx(
-        {(1, 0): 0.1 + 5 / 3, (1, -1): 0.6 + 5 / 3, (1, 1): 0.6 + 5 / 3, (0, 0): 1.1}
-    )
-    assert found.best == (0, 0)
-    table = tuning_table([found], grid)
-    assert "lr 0.001, branch scale 1" in str(table.rows[0][1])
-    assert str(table.rows[0][3]).startswith("lr 0.002, branch scale 1: 1.767; ")
-    assert "3 in all" in table.note
+    assert [rate for rate, _ in found.full] == [0, 1, 2, 3]
+    assert "lr" in found.edges()
 
 
 def test_an_arm_may_take_the_settings_of_another(tmp_path):

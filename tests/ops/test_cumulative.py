@@ -188,15 +188,6 @@ def test_rotation_and_norm_have_first_and_second_derivatives():
         assert check(lambda x, g: rms_norm(x, g, 1e-3), (x, gain))
 
 
-def test_rotation_keeps_lengths_and_depends_on_the_distance_alone():
-    x = torch.randn(1, 9, 1, 8, dtype=torch.float64)
-    rotated = rotate(x, *rotary_table(9, 8))
-    torch.testing.assert_close(rotated.norm(dim=-1), x.norm(dim=-1), atol=1e-6, rtol=1e-6)
-    same = rotate(x[:, :1].expand_as(x), *rotary_table(9, 8))[0, :, 0]
-    products = same @ same.T
-    torch.testing.assert_close(products[:-1, :-1], products[1:, 1:], atol=1e-6, rtol=1e-6)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_norm_is_that_of_pytorch(dtype):
     x, gain = torch.randn(3, 5, 16).to(dtype), torch.randn(16)

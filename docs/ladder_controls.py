@@ -1,0 +1,167 @@
+"""Controls of the withdrawn study of nano models: is a gap the learning rate, or the embeddings?
+
+    python docs/ladder_controls.py             # trains and measures what is missing
+    python docs/ladder_controls.py --tables    # prints the table of what is kept
+
+Each control is an arm of the study (docs/results/ladder/nano-short-tuning) with one change, on
+seeds of the study, so that it is compared with the study's own runs of these seeds. They were
+chosen after the results were seen, and the seeds are few: descriptive. Finished runs are kept
+without their weights in `controls.jsonl`.
+"""
+
+import argparse
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from antiphase.analysis.statistics import Interval
+from antiphase.experiments.arms import (
+    GATED,
+    STANDARD,
+    V1,
+    V2,
+    Arm,
+    Settings,
+    TrainingRun,
+    arm_recipe,
+)
+from antiphase.experiments.e20_ladder import LOSS
+from antiphase.experiments.e21_start import STARTS, started
+from antiphase.experiments.engine import Job
+from antiphase.experiments.local_pool import LocalEngine
+from antiphase.experiments.measured_values import measured_values
+from antiphase.experiments.plans import LADDER_NANO
+from antiphase.experiments.records import Records
+from antiphase.experiments.results import load_study
+from antiphase.experiments.text_measurements import held_out_loss
+from antiphase.experiments.train_all import train_all
+from antiphase.experiments.trained_models import TrainedModel
+from antiphase.markdown import markdown_table
+
+FOLDER = Path(__file__).parent / "results" / "ladder" / "nano-short-tuning"
+SEEDS = tuple(range(210, 215))
+RECORDS = FOLDER / "controls.jsonl"
+MEASURED = "control: held-out loss"
+(PUBLISHED,) = STARTS
+SCALED = {"initialisation": "published", "scale_embedding": True}
+
+
+@dataclass(frozen=True)
+class Control:
+    """A changed arm of the study.
+
+    Attributes:
+        name: in the table.
+        arm: of the control.
+        settings: learning rate and branch scale.
+        versus: the arms of the study that it is compared with.
+    """
+
+    name: str
+    arm: Arm
+    settings: Settings
+    versus: tuple[str, ...]
+
+    def run(self, seed: int) -> TrainingRun:
+        """Return its run of a seed."""
+        return TrainingRun(
+            arm_recipe(LADDER_NANO.recipe, self.arm, self.settings).changed(seed=seed)
+        )
+
+
+def _at_rate(lr: float, arm: Arm, branch_scale: float) -> Control:
+    """Return an arm at the rate that tuning chose for others, at its own best scale there."""
+    settings = Settings(lr, branch_scale)
+    versus = tuple(dict.fromkeys((STANDARD.name, arm.name)))
+    return Control(f"{arm.name}, {settings}", arm, settings, versus)
+
+
+def _scaled_embeddings(arm: Arm, lr: float) -> Control:
+    """Return an arm with the published start, but with scaled embeddings."""
+    name = f"{arm.name}, {PUBLISHED}, embeddings scaled, lr {lr:g}"
+    changed = replace(arm, changes={"model": SCALED})
+    return Control(name, changed, Settings(lr), (STANDARD.name, started(arm, PUBLISHED).name))
+
+
+CONTROLS = (
+    _at_rate(8e-3, STANDARD, 0.25),
+    _at_rate(4e-3, V1, 4.0),
+    _at_rate(4e-3, V2, 4.0),
+    _at_rate(4e-3, GATED, 2.0),
+    _scaled_embeddings(STANDARD, 2e-3),
+    _scaled_embeddings(V1, 4e-3),
+    _scaled_embeddings(V2, 4e-3),
+)
+
+
+def loss(run: TrainingRun, root: Path) -> float:
+    """Return the held-out loss of a finished run, measured once."""
+    model = TrainedModel("control", run, run.folder(root))
+    return float(measured_values(model.folder, MEASURED, lambda: held_out_loss(model)).mean())
+
+
+def train(seeds: list[int], root: Path, workers: int | None) -> None:
+    """Train and measure what is missing."""
+    torch.set_num_threads(1)
+    records = Records(RECORDS, root)
+    records.restore()
+
+    def measure(job: Job) -> None:
+        assert isinstance(job, TrainingRun)
+        loss(job, root)
+        records.add(job.folder(root))
+
+    runs = [control.run(seed) for seed in seeds for control in CONTROLS]
+    for key, fault in train_all(runs, root, Console(), LocalEngine(workers), measure).items():
+        print(f"{key}: {fault}")
+
+
+def losses_of_study() -> dict[str, dict[int, float]]:
+    """Return the losses of the study's arms by seed, from the tables of tests 11 and 21."""
+    study = load_study(FOLDER)
+    found: dict[str, dict[int, float]] = {}
+    for number, column in ((11, LOSS), (21, "loss")):
+        table = next(result for result in study.results if result.number == number).tables[0]
+        for row in table.rows:
+            cell = row[table.columns.index(column)]
+            assert isinstance(cell, Interval)
+            assert cell.by_seed is not None
+            found[str(row[0])] = dict(zip(study.seeds, cell.by_seed, strict=True))
+    return found
+
+
+def table(root: Path) -> str:
+    """Return the losses of the controls that are kept, and differences to runs of the same seed."""
+    of_study, rows = losses_of_study(), []
+    for control in CONTROLS:
+        runs = {seed: control.run(seed) for seed in SEEDS}
+        own = {seed: loss(run, root) for seed, run in runs.items() if run.finished(root)}
+        losses = ", ".join(f"{value:.3f}" for value in own.values())
+        for versus in control.versus if own else ():
+            gaps = ", ".join(f"{own[seed] - of_study[versus][seed]:+.3f}" for seed in own)
+            rows.append([control.name, ", ".join(map(str, own)), losses, versus, gaps])
+    return markdown_table(["control", "seeds", "loss", "minus", "difference"], rows)
+
+
+def main() -> None:
+    """Train what is missing, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[210, 211])
+    parser.add_argument("--out", type=Path, default=Path("runs/ladder-controls"))
+    parser.add_argument("--workers", type=int, help="processes [one per core]")
+    parser.add_argument("--tables", action="store_true", help="print the table of what is kept")
+    options = parser.parse_args()
+    if options.tables:
+        with tempfile.TemporaryDirectory() as root:
+            Records(RECORDS, Path(root)).restore()
+            print(table(Path(root)))
+        return
+    train(options.seeds, options.out, options.workers)
+    print(table(options.out))
+
+
+if __name__ == "__main__":
+    main()
