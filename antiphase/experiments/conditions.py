@@ -70,3 +70,4 @@ LENGTHS, DISTRACTORS = (1.0, 1.5), ("far", "near")
 GRID = grid(LENGTHS, DISTRACTORS)  # test 7 measures in all four cells
 STRESS = GRID[1.5, "near"]  # where arms are compared, and attention noise is measured
 CONDITIONS = (AS_TRAINED, *GRID.values())
+TWICE_AS_LONG = grid((2.0,), ("near",))[2.0, "near"]  # where unanswerable questions leave room

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from antiphase.experiments.arms import STANDARD, V1, V2, on_task
-from antiphase.experiments.conditions import AS_TRAINED, Condition, grid
+from antiphase.experiments.conditions import AS_TRAINED, TWICE_AS_LONG, Condition
 from antiphase.experiments.contests import SIZE, learned_effects
 from antiphase.experiments.experiment import (
     Experiment,
@@ -34,7 +34,7 @@ UNANSWERABLE = {
 }
 ARMS = on_task("unanswerable", (STANDARD, V1, V2), UNANSWERABLE)
 # at 1.5 times the length standard attention answers 2% to 7% of the unanswerable questions: no room
-STRESS = grid((2.0,), ("near",))[2.0, "near"]
+STRESS = TWICE_AS_LONG
 REFUSAL_RATE = 0.05  # on answerable questions, the same for all arms
 EXAMPLES = 512
 HALLUCINATIONS = Effect(

@@ -38,14 +38,16 @@ class Answers:
     target: Tensor  # [n]
 
 
-def answers(model: TrainedModel, condition: Condition, size: int | None = None) -> Answers:
+def answers(
+    model: TrainedModel, condition: Condition, size: int | None = None, split: str = "test"
+) -> Answers:
     """Return the answers to held-out sequences of the run's task, under a condition."""
-    return _answers(model, condition, size or EXAMPLES)
+    return _answers(model, condition, size or EXAMPLES, split)
 
 
 @lru_cache(maxsize=1024)
-def _answers(model: TrainedModel, condition: Condition, size: int) -> Answers:
-    data = model.held_out(size, condition=condition)
+def _answers(model: TrainedModel, condition: Condition, size: int, split: str) -> Answers:
+    data = model.held_out(size, split, condition)
     net = model.load()
     logits, targets = [], []
     with torch.no_grad():
@@ -96,6 +98,11 @@ def _accuracy_of_all_questions(model: TrainedModel, condition: Condition, size: 
 def answer_loss(model: TrainedModel, condition: Condition = STRESS) -> Numbers:
     """Return the loss on the last answer of each sequence, in nats."""
     return answers(model, condition).loss
+
+
+def validation_loss(model: TrainedModel, condition: Condition) -> Numbers:
+    """Return the loss on the last answer of validation sequences, which no test measures."""
+    return answers(model, condition, 2 * EXAMPLES, "validation").loss
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from antiphase.experiments import registry
+from antiphase.experiments.conditions import STRESS, TWICE_AS_LONG
 from antiphase.experiments.registry import EXPERIMENTS, RegisteredTest, tests_of
-from antiphase.experiments.tuning import FullLengthGrid, Grid, SharedGrid
+from antiphase.experiments.tuning import FullLengthGrid, Grid, MeasuredGrid, SharedGrid
 from antiphase.training import Recipe, load_recipe
 
 
@@ -76,7 +77,11 @@ SYNTHETIC = Plan(
     _RECIPE.changed(precision="bf16"),  # half the CPU time; PRIMARY was trained in fp32
     tests_of(registry.SYNTHETIC),
     tuple(range(400, 408)),
-    Grid(steps=400, seeds=(930,)),
+    MeasuredGrid(
+        seeds=(930,),
+        conditions={"needle": STRESS, "unanswerable": TWICE_AS_LONG},
+        confirming_seeds=(936, 937),
+    ),
     locked=True,
     kept=_KEPT / "synthetic",
 )

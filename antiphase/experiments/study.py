@@ -108,6 +108,8 @@ def run_study(
             folder,
             starts_of(plan.seeds, root),
         )
+    disable_progress_bar()  # of loading each small model
+    torch.set_num_threads(1)  # as the runs were trained; small products gain nothing from more
     engine = engine or LocalEngine()
     kept = None if records is None else StudyRecords(records, folder, console)
     if kept is not None and plan.grid is not None:
@@ -169,8 +171,6 @@ def _results(
     console: Console,
 ) -> list[Result]:
     """Return the results of all tests: of this call, of earlier ones, or why there is none."""
-    disable_progress_bar()  # of loading each small model
-    torch.set_num_threads(1)  # as the runs were trained; small products gain nothing from more
     results = []
     for number, entry in EXPERIMENTS.items():
         if number in chosen:
@@ -259,8 +259,9 @@ def _announce(plan: Plan, arms: Sequence[Arm], workers: int, console: Console) -
         tokens += sum(n * cost for n, cost in zip(each, short, strict=True))
         full = [plan.grid.full_runs(arm) for arm in arms]
         tokens += sum(n * TrainingRun(recipe).cost for n, recipe in zip(full, recipes, strict=True))
-        text += f", and about {sum(each)} short ones for tuning"
-        text += f" and {sum(full)} of full length" if any(full) else ""
+        tuning = {"short ones": sum(each), "of full length": sum(full)}
+        counts = " and ".join(f"{n} {what}" for what, n in tuning.items() if n)
+        text += f", and for tuning about {counts}"
     common = plan.recipe.changed(steps=1)
     seconds = tokens * _seconds_per_step(common) / TrainingRun(common).cost / workers
     console.print(

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from antiphase.experiments.arms import Arm, TrainingRun
@@ -139,8 +138,6 @@ class StudyRecords:
         restored = all(run.key in self._records.restored for run in runs)
         if restored or not all(run.finished(self.root) for run in runs):
             return
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
         with measuring(self.folder, self.console):
             for number, test in self._tests.items():
                 self._measure(test, mine, measured_as(number, test))
@@ -148,7 +145,6 @@ class StudyRecords:
             training_tables(models, distinct_arms(self._tests.values()))
             for run in runs:
                 self._records.add(run.folder(self.root))
-        torch.set_num_threads(threads)
 
     def _measure(self, test: Experiment, runs: Runs, who: str) -> None:
         """Measure what a test needs of these runs, which keep it."""

@@ -2,23 +2,29 @@
 
 Every arm is trained at all points of a grid, and takes the point with the lowest held-out loss.
 While that point lies on the edge of what was tried, its neighbours beyond the edge are tried, too.
-An option of the mechanism that is swept is chosen first, at the centre of the grid. Where short
-runs would choose the wrong rate, runs as long as those of the study choose it (`FullLengthGrid`).
+An option of the mechanism that is swept is chosen first, at the centre of the grid.
+
+Short runs and the loss as trained may choose the wrong setting. `FullLengthGrid` lets runs as long
+as those of the study choose the rate; `MeasuredGrid` tunes by the loss where arms are compared.
 """
 
 import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console
 
 from antiphase.experiments.arms import Arm, Settings, TrainingRun, arm_recipe
+from antiphase.experiments.conditions import Condition
 from antiphase.experiments.engine import Engine, Job
 from antiphase.experiments.experiment import Cell, Table
+from antiphase.experiments.model_measurements import validation_loss
 from antiphase.experiments.train_all import train_all
+from antiphase.experiments.trained_models import TrainedModel, TrainedModels
 from antiphase.training import Recipe
 from antiphase.training.callbacks import read_metrics
 
@@ -44,15 +50,33 @@ class Grid:
     seeds: tuple[int, ...] = (900,)
     extensions: int = 2
 
+    final_column: ClassVar[str] = ""
+    """Heading of the losses of the second stage, where there is one."""
+
+    @property
+    def final_seeds(self) -> tuple[int, ...]:
+        """Return the seeds of the second stage."""
+        return ()
+
+    @property
+    def final_rounds(self) -> int:
+        """Return how often `finalists` are asked for."""
+        return 0
+
     @property
     def all_seeds(self) -> tuple[int, ...]:
         """Return the seeds of all tuning runs."""
-        return self.seeds
+        return tuple(dict.fromkeys((*self.seeds, *self.final_seeds)))
 
     @property
     def shared(self) -> dict[str, str]:
         """Return the arms that take the settings of another arm, by their names."""
         return {}
+
+    @property
+    def note(self) -> str:
+        """Return how the settings were chosen, beyond what every grid does."""
+        return ""
 
     def runs(self, arm: Arm) -> int:
         """Return how many short runs tune an arm, before its grid is extended."""
@@ -71,10 +95,22 @@ class Grid:
         """Return an arm's recipe as tuning trains it, with the length that it has in the study."""
         return recipe.changed(criterion=None, milestones=[])
 
+    def loss(self, run: TrainingRun, root: Path) -> float:
+        """Return the loss by which a tuning run is judged; infinite if it diverged."""
+        return final_loss(run, root)
+
     def settings(self, point: Point, options: dict[str, Any]) -> Settings:
         """Return the settings at a point."""
         rate, scale = point
         return Settings(self.lr * 2.0**rate, self.branch_scale * 2.0**scale, options)
+
+    def finalists(self, tuning: "ArmTuning") -> list[Point]:
+        """Return the points of an arm that the second stage trains next."""
+        return []
+
+    def untried(self, tuning: "ArmTuning") -> list[Point]:
+        """Return the neighbours of an arm's best point that could be better and were not tried."""
+        return tuning.beyond_edge()
 
 
 @dataclass(frozen=True)
@@ -93,12 +129,33 @@ class FullLengthGrid(Grid):
     full_seeds: tuple[int, ...] = ()
     full_extensions: int = 2
 
+    final_column: ClassVar[str] = "at full length"
+
     @property
-    def all_seeds(self) -> tuple[int, ...]:
-        return (*self.seeds, *self.full_seeds)
+    def final_seeds(self) -> tuple[int, ...]:
+        return self.full_seeds
+
+    @property
+    def final_rounds(self) -> int:
+        return self.full_extensions + 1 if self.full_seeds else 0
+
+    @property
+    def note(self) -> str:
+        return (
+            "Short runs chose the branch scale of each rate; the rate was chosen by runs as long "
+            f"as those of the study (seed {', '.join(map(str, self.full_seeds))})."
+        )
 
     def full_runs(self, arm: Arm) -> int:
         return 3 * len(self.full_seeds)
+
+    def finalists(self, tuning: "ArmTuning") -> list[Point]:
+        return tuning.next_at_full_length()
+
+    def untried(self, tuning: "ArmTuning") -> list[Point]:
+        scales = [point for point in tuning.beyond_edge() if point[0] == tuning.best[0]]
+        rates = [point for point in tuning.next_at_full_length() if point[0] != tuning.best[0]]
+        return [*rates, *scales] if tuning.full else tuning.beyond_edge()
 
 
 @dataclass(frozen=True)
@@ -122,6 +179,71 @@ class SharedGrid(FullLengthGrid):
         return 0 if arm.name in self.same_as else super().full_runs(arm)
 
 
+@dataclass(frozen=True)
+class MeasuredGrid(Grid):
+    """A grid whose runs are those of the study, judged in the condition where it compares arms.
+
+    As trained, all settings that learn a task have a loss near 0, so that loss chooses among them
+    by chance; under stress they differ, and that decided how far arms were apart (docs/log.md). A
+    run under stress says little alone, so the best points are trained with further seeds.
+
+    Attributes:
+        conditions: of the validation sequences, by the name of the task.
+        confirmed: how many points of an arm are trained with the further seeds.
+        confirming_seeds: these seeds; the lowest mean over all seeds is taken.
+    """
+
+    conditions: dict[str, Condition] = field(default_factory=dict)
+    confirmed: int = 3
+    confirming_seeds: tuple[int, ...] = ()
+
+    final_column: ClassVar[str] = "with all seeds"
+
+    @property
+    def final_seeds(self) -> tuple[int, ...]:
+        return (*self.seeds, *self.confirming_seeds)
+
+    @property
+    def final_rounds(self) -> int:
+        return 1 if self.confirming_seeds else 0
+
+    @property
+    def note(self) -> str:
+        conditions = "; ".join(f"{task}: {c.name}" for task, c in self.conditions.items())
+        return (
+            "Tuning runs are trained as those of the study. Their loss is that of the last answer "
+            f"of validation sequences, under the condition that the study measures ({conditions}). "
+            f"The best {self.confirmed} points of the first seed were trained with seeds "
+            f"{', '.join(map(str, self.confirming_seeds))}, too; the lowest mean was taken."
+        )
+
+    def runs(self, arm: Arm) -> int:
+        return 0
+
+    def full_runs(self, arm: Arm) -> int:
+        return super().runs(arm) + self.confirmed * len(self.confirming_seeds)
+
+    def shortened(self, recipe: Recipe) -> Recipe:
+        return self.full_length(recipe)
+
+    def full_length(self, recipe: Recipe) -> Recipe:
+        return recipe.changed(milestones=[])
+
+    def loss(self, run: TrainingRun, root: Path) -> float:
+        if not run.finished(root):
+            return math.inf
+        folder, arm = run.folder(root), Arm(run.title, run.recipe.attention)
+        models = TrainedModels({arm.name: [TrainedModel(arm.name, run, folder)]}, TUNING)
+        measure = partial(validation_loss, condition=self.conditions[run.recipe.task])
+        (values,) = models.values(arm, measure)
+        return float(values.mean())
+
+    def finalists(self, tuning: "ArmTuning") -> list[Point]:
+        ordered = sorted(tuning.losses, key=lambda point: (tuning.losses[point], point))
+        return ordered[: self.confirmed]
+
+
+TUNING = "tuning, version 1"  # who measures tuning runs; raised by hand
 SQUARE: tuple[Point, ...] = tuple((rate, scale) for rate in (-1, 0, 1) for scale in (-1, 0, 1))
 CENTRE: Point = (0, 0)
 
@@ -135,7 +257,7 @@ class ArmTuning:
         options: chosen values of the arm's swept options.
         losses: at each point, with these options.
         swept: every choice of options with its loss at the centre; empty if nothing is swept.
-        full: mean losses of the points that were trained at full length; empty without such runs.
+        full: mean losses of the points of the grid's second stage; empty if it has none.
     """
 
     arm: Arm
@@ -146,7 +268,7 @@ class ArmTuning:
 
     @property
     def best(self) -> Point:
-        """Return the point with the lowest loss; runs of full length decide where there are any."""
+        """Return the point with the lowest loss; the second stage decides where there is one."""
         losses = self.full or self.losses
         return min(losses, key=lambda point: (losses[point], point))
 
@@ -169,12 +291,16 @@ class ArmTuning:
         around = [(rate + 1, scale), (rate - 1, scale), (rate, scale + 1), (rate, scale - 1)]
         return [point for point in around if point not in self.losses]
 
-    def edges(self) -> list[str]:
-        """Return the settings whose chosen value has a side on which nothing was tried."""
-        (rate, scale), beyond = self.best, self.beyond_edge()
+    def edges(self, untried: Sequence[Point]) -> list[str]:
+        """Return the settings whose chosen value has a side on which nothing was tried.
+
+        Args:
+            untried: neighbours of the best point, as the grid says (`Grid.untried`).
+        """
+        rate, scale = self.best
         found = {
-            "lr": any(r != rate for r, _ in (self.next_at_full_length() if self.full else beyond)),
-            "branch scale": any(s != scale for _, s in beyond),
+            "lr": any(r != rate for r, _ in untried),
+            "branch scale": any(r == rate and s != scale for r, s in untried),
         }
         for name, values in self.arm.sweep.items():
             ends = (min(values), max(values))
@@ -216,8 +342,14 @@ def tune(
             [TrainingRun(length(arm_recipe(shared, arm, s)).changed(seed=seed)) for seed in seeds]
             for arm, s in wanted
         ]
-        train_all([run for group in runs for run in group], root, console, engine, after_each)
-        return [sum(final_loss(run, root) for run in group) / len(group) for group in runs]
+        train_all([run for group in runs for run in group], root, console, engine, ended)
+        return [sum(grid.loss(run, root) for run in group) / len(group) for group in runs]
+
+    def ended(run: Job) -> None:
+        if isinstance(run, TrainingRun):
+            grid.loss(run, root)  # measured before the run is recorded
+        if after_each is not None:
+            after_each(run)
 
     found = [ArmTuning(arm, {}, {}) for arm in arms if arm.name not in grid.shared]
     swept = [
@@ -241,13 +373,12 @@ def tune(
         settings = [(t.arm, grid.settings(point, t.options)) for t, point in wanted]
         for (tuning, point), loss in zip(wanted, losses(settings), strict=True):
             tuning.losses[point] = loss
-    if isinstance(grid, FullLengthGrid) and grid.full_seeds:
-        for _ in range(grid.full_extensions + 1):
-            wanted = [(tuning, point) for tuning in found for point in tuning.next_at_full_length()]
-            settings = [(t.arm, grid.settings(point, t.options)) for t, point in wanted]
-            means = losses(settings, grid.full_seeds, grid.full_length)
-            for (tuning, point), loss in zip(wanted, means, strict=True):
-                tuning.full[point] = loss
+    for _ in range(grid.final_rounds):
+        wanted = [(tuning, point) for tuning in found for point in grid.finalists(tuning)]
+        settings = [(t.arm, grid.settings(point, t.options)) for t, point in wanted]
+        means = losses(settings, grid.final_seeds, grid.full_length)
+        for (tuning, point), loss in zip(wanted, means, strict=True):
+            tuning.full[point] = loss
     return found
 
 
@@ -277,7 +408,7 @@ def tuning_table(found: Sequence[ArmTuning], grid: Grid) -> Table:
     has_full = any(tuning.full for tuning in found)
     rows: list[list[Cell]] = []
     for tuning in found:
-        edges = tuning.edges()
+        edges = tuning.edges(grid.untried(tuning))
         row: list[Cell] = [
             tuning.arm.name,
             str(grid.settings(tuning.best, tuning.options)),
@@ -302,12 +433,9 @@ def tuning_table(found: Sequence[ArmTuning], grid: Grid) -> Table:
     if is_swept:
         note += f" An option that is swept was chosen first, at {centre}."
     chosen = ["arm", "chosen", "where", *(["swept option"] if is_swept else [])]
-    if isinstance(grid, FullLengthGrid) and has_full:
-        chosen.append("at full length")
-        note += (
-            " Short runs chose the branch scale of each rate; the rate was chosen by runs as long "
-            f"as those of the study (seed {', '.join(map(str, grid.full_seeds))})."
-        )
+    if has_full:
+        chosen.append(grid.final_column)
+        note += f" {grid.note}"
     return Table("Held-out loss of the tuning runs", [*chosen, *columns], rows, note)
 
 

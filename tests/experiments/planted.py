@@ -210,7 +210,7 @@ def measure(number: int, world: World, monkeypatch: pytest.MonkeyPatch) -> Resul
     """Return the result of a test on models with planted answers and maps."""
     planted_maps = cache(partial(maps, world))
     patches = {
-        (model_measurements, "_answers"): lambda model, c, size: answers(world, model, c),
+        (model_measurements, "_answers"): lambda model, c, size, split: answers(world, model, c),
         (model_measurements, "_accuracy_of_all_questions"): lambda model, c, size: (
             answers(world, model, c).correct
         ),

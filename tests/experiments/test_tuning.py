@@ -6,22 +6,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
-from antiphase.experiments.arms import STANDARD, TOP_K, V1, Arm, TrainingRun
+from antiphase.experiments.arms import STANDARD, TOP_K, V1, Arm, TrainingRun, arm_recipe
+from antiphase.experiments.conditions import Condition
+from antiphase.experiments.measured_values import MEASURED
+from antiphase.experiments.model_measurements import validation_loss
 from antiphase.experiments.records import Records
+from antiphase.experiments.trained_models import TrainedModel
 from antiphase.experiments.tuning import (
     SQUARE,
     FullLengthGrid,
     Grid,
+    MeasuredGrid,
     SharedGrid,
     chosen_settings,
     tune,
     tuning_table,
 )
 from antiphase.training import Recipe
-from tests.experiments.small import RECIPE, InProcess
+from tests.experiments.small import RECIPE, InProcess, few_examples  # noqa: F401
 
 Loss = Callable[[Recipe], float]
 
@@ -132,7 +138,7 @@ def test_runs_of_full_length_choose_the_rate(tmp_path):
     assert list(standard.full) == [(-1, 1), (0, 1), (1, 1), (2, 1), (3, 1)]
     assert list(v1.full) == [(-1, 1), (0, 1), (1, 1)]
     assert (standard.best, v1.best) == ((2, 1), (0, 1))
-    assert "lr" not in standard.edges() + v1.edges()
+    assert "lr" not in standard.edges(grid.untried(standard)) + v1.edges(grid.untried(v1))
     full = [run for run in engine.trained if run.recipe.steps == 50]
     assert len(full) == 8
     table = tuning_table([standard, v1], grid)
@@ -149,7 +155,7 @@ def test_rates_at_full_length_are_extended_a_few_times_only(tmp_path):
     grid = FullLengthGrid(extensions=0, full_seeds=(901,), full_extensions=1)
     (found,) = tune(RECIPE, [V1], grid, tmp_path, Console(quiet=True), engine)
     assert [rate for rate, _ in found.full] == [0, 1, 2, 3]
-    assert "lr" in found.edges()
+    assert "lr" in found.edges(grid.untried(found))
 
 
 def test_an_arm_may_take_the_settings_of_another(tmp_path):
@@ -161,6 +167,73 @@ def test_an_arm_may_take_the_settings_of_another(tmp_path):
     chosen = chosen_settings(found, grid)
     assert chosen == {"standard": grid.settings((1, 0), {}), "V1": grid.settings((1, 0), {})}
     assert "Not tuned: V1 that of standard" in tuning_table(found, grid).note
+
+
+HARDER = Condition("harder", length=1.0, near=1.0)
+
+
+def measured_grid(**changes: Any) -> MeasuredGrid:
+    conditions = {RECIPE.task: HARDER}
+    return MeasuredGrid(conditions=conditions, confirming_seeds=(902, 903), **changes)
+
+
+def test_a_measured_loss_chooses_and_the_best_points_are_confirmed(tmp_path, monkeypatch):
+    """One seed prefers (1, 0); the mean of three prefers (0, 0); the loss as trained, neither."""
+
+    def measured(model: Any, condition: Condition) -> Any:
+        assert condition == HARDER
+        recipe = model.run.recipe
+        first = bowl(1, 0)(recipe)
+        return np.array([first if recipe.seed == 900 else first + 3 * (recipe.lr > 1e-3)])
+
+    measured.__qualname__ = "validation_loss"
+    monkeypatch.setattr("antiphase.experiments.tuning.validation_loss", measured)
+    engine = FakeEngine(loss=bowl(-1, -1))
+    grid = measured_grid(extensions=0)
+    (found,) = tune(RECIPE, [V1], grid, tmp_path, Console(quiet=True), engine)
+    assert min(found.losses, key=found.losses.__getitem__) == (1, 0)
+    assert set(found.full) == {(1, 0), (1, 1), (1, -1)}  # the three best of the first seed
+    assert found.full[1, 0] == pytest.approx(0.1 + 2)  # the mean of three seeds
+    assert (grid.runs(V1), grid.full_runs(V1)) == (0, len(engine.trained)) == (0, 9 + 3 * 2)
+    recipes = {
+        (r.steps, r.criterion, tuple(r.milestones)) for r in (t.recipe for t in engine.trained)
+    }
+    assert recipes == {(RECIPE.steps, RECIPE.criterion, ())}  # trained as the study's runs
+    wider = measured_grid(extensions=0, confirmed=9)
+    (found,) = tune(RECIPE, [V1], wider, tmp_path, Console(quiet=True), engine)
+    assert found.best == (0, 0)
+    assert found.edges(wider.untried(found)) == []
+    table = tuning_table([found], wider)
+    assert table.columns[3] == "with all seeds"
+    assert "harder" in table.note
+    assert "902, 903" in table.note
+
+
+@pytest.mark.usefixtures("few_examples")
+def test_a_tuning_run_is_measured_before_it_is_recorded(tmp_path, monkeypatch):
+    monkeypatch.setattr("antiphase.experiments.tuning.SQUARE", ((0, 0), (1, 0)))
+    grid = measured_grid(extensions=0, confirmed=1)
+    first, second, path = tmp_path / "first", tmp_path / "second", tmp_path / "runs.jsonl"
+    console, records = Console(quiet=True), Records(path, first)
+    keep = lambda run: records.add(run.folder(first))  # noqa: E731
+    (found,) = tune(RECIPE, [V1], grid, first, console, InProcess(), keep)
+    best = TrainingRun(grid.full_length(arm_recipe(RECIPE, V1, grid.settings(found.best, {}))))
+    runs = [TrainingRun(best.recipe.changed(seed=seed)) for seed in grid.final_seeds]
+    expected = [
+        validation_loss(TrainedModel("V1", run, run.folder(first)), HARDER).mean() for run in runs
+    ]
+    assert found.full == {found.best: pytest.approx(np.mean(expected))}
+    assert Records(path, second).restore() == 2 + 2
+    assert all(MEASURED in json.loads(line)["files"] for line in path.read_text().splitlines())
+    idle = FakeEngine()
+    assert tune(RECIPE, [V1], grid, second, console, idle) == [found]
+    assert idle.trained == []
+
+
+def test_a_run_that_diverged_is_not_measured(tmp_path):
+    engine = FakeEngine(loss=lambda recipe: math.inf)
+    (found,) = tune(RECIPE, [V1], measured_grid(), tmp_path, Console(quiet=True), engine)
+    assert {*found.losses.values(), *found.full.values()} == {math.inf}
 
 
 def test_an_option_is_chosen_at_the_centre(tmp_path):
@@ -179,7 +252,7 @@ def test_an_option_is_chosen_at_the_centre(tmp_path):
         "k = 4: 0.200; k = 8: 0.500; k = 16: 0.900; k = 32: 0.900",
     ]
     assert rows[1]["chosen"].endswith("k=4")
-    assert "k" not in standard.edges()
+    assert "k" not in standard.edges([])
     assert table.note.endswith("chosen first, at lr 0.001, branch scale 1.")
 
 
@@ -189,7 +262,7 @@ def test_the_first_and_the_last_value_of_an_option_are_at_the_edge(best, edges, 
         return bowl(0, 0)(recipe) + (recipe.attention_options["k"] != best)
 
     (top_k,) = tuned(tmp_path, FakeEngine(loss=loss), TOP_K)
-    assert (top_k.options, top_k.edges()) == ({"k": best}, edges)
+    assert (top_k.options, top_k.edges(Grid().untried(top_k))) == ({"k": best}, edges)
 
 
 def test_a_run_that_diverged_has_an_infinite_loss(tmp_path):
