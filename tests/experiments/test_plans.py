@@ -95,7 +95,7 @@ def test_a_study_says_what_it_costs_before_it_starts(monkeypatch):
     # (96 x 1500 + 112 x 400 steps) of 16 x 128 tokens; top-k has four more, one for each k
     assert "12 arms x 8 seeds = 96 runs, and for tuning about 112 short ones" in said[0]
     assert "at most 387M training tokens, 2 h 37 min on 2 cores" in said[0]
-    assert "13 arms x 8 seeds = 104 runs, and about 121 short ones" in said[1]
+    assert "13 arms x 8 seeds = 104 runs, and for tuning about 121 short ones" in said[1]
     assert "at most 415M training tokens" in said[1]
 
 
