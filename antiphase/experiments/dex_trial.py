@@ -83,7 +83,6 @@ class DexPlan:
         rates: learning rates; the three in the middle are tried, and the neighbours of the best one
             while it lies at the edge of what was tried.
         extensions: how often neighbours are tried.
-        tuning_steps: length of a run that tries a rate.
     """
 
     recipe: Recipe
@@ -91,7 +90,6 @@ class DexPlan:
     arms: tuple[DexArm, ...] = ARMS
     rates: tuple[float, ...] = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
     extensions: int = 2
-    tuning_steps: int = 100
 
     @property
     def tuned(self) -> list[DexArm]:
@@ -120,7 +118,6 @@ class DexPlan:
             "tuning": {
                 "rates": list(self.rates),
                 "extensions": self.extensions,
-                "steps": self.tuning_steps,
                 "seed": TUNING_SEED,
             },
         }
@@ -201,7 +198,10 @@ class ArmJob(TrainingRun):
 
 @dataclass(frozen=True, eq=False)
 class RateJob(TrainingRun):
-    """A short run that tries a learning rate; its held-out loss is kept, not its model."""
+    """A run that tries a learning rate; its held-out loss is kept, not its model.
+
+    It is as long as the study's: in a shorter one, annealing would take most of the steps.
+    """
 
     arm: str
 
@@ -253,7 +253,7 @@ def tune_rates(
     losses: Losses = {arm.name: {} for arm in plan.tuned}
     for round_ in range(plan.extensions + 1):
         jobs = [
-            RateJob(plan.recipe_of(arm, lr, TUNING_SEED).changed(steps=plan.tuning_steps), arm.name)
+            RateJob(plan.recipe_of(arm, lr, TUNING_SEED), arm.name)
             for arm in plan.tuned
             for lr in (plan.first_rates if round_ == 0 else _beyond(plan, losses[arm.name]))
         ]
@@ -280,9 +280,9 @@ def _beyond(plan: DexPlan, losses: dict[float, float]) -> list[float]:
 
 
 TUNING_NOTE = (
-    "Held-out loss after {steps} steps with seed {seed}, which the study does not use. A best rate "
-    "at the edge may not be the best there is. Arms that differ in the heads or in lam have the "
-    "rate of " + HELD.name + "."
+    "Held-out loss after runs as long as the study's ({steps} steps) with seed {seed}, which the "
+    "study does not use. A best rate at the edge may not be the best there is. Arms that differ in "
+    "the heads or in lam have the rate of " + HELD.name + "."
 )
 
 
@@ -295,7 +295,7 @@ def tuning_table(plan: DexPlan, losses: Losses) -> dict[str, Any]:
         where = "inside" if min(by_rate) < best < max(by_rate) else "at the edge"
         cells = ["" if lr not in by_rate else _loss(by_rate[lr]) for lr in tried]
         rows.append([arm, f"{best:g}", where, *cells])
-    note = TUNING_NOTE.format(steps=plan.tuning_steps, seed=TUNING_SEED)
+    note = TUNING_NOTE.format(steps=plan.recipe.steps, seed=TUNING_SEED)
     columns = ["arm", "chosen", "where", *(f"lr {lr:g}" for lr in tried)]
     return {"columns": columns, "rows": rows, "note": note}
 
@@ -400,7 +400,7 @@ def _recorder(records: Records | None, root: Path) -> Any:
 def cost_line(plan: DexPlan, seeds: int, workers: int) -> str:
     """Say how many runs and steps the study has, and how long it takes, by timing a step."""
     runs, tuning = len(plan.arms) * seeds, len(plan.tuned) * len(plan.first_rates)
-    steps = runs * plan.recipe.steps + tuning * plan.tuning_steps
+    steps = (runs + tuning) * plan.recipe.steps
     step, token = _timed(plan)
     recipe, length = plan.recipe, _length(plan)
     scored = recipe.evaluate_examples * length / recipe.evaluate_every  # tokens per step
@@ -408,8 +408,8 @@ def cost_line(plan: DexPlan, seeds: int, workers: int) -> str:
     seconds = (steps * (step + scored * token) + (runs + 1) * measuring) / workers
     return (
         f"study {STUDY_ID!r}: {len(plan.arms)} arms x {seeds} seeds = {runs} runs of "
-        f"{recipe.steps} steps, and {tuning} of {plan.tuning_steps} steps to choose rates (more "
-        f"where the best is at the edge): {steps:,} steps of {recipe.batch_size * length} tokens. "
+        f"{recipe.steps} steps, and {tuning} to choose rates (more where the best is at the edge): "
+        f"{steps:,} steps of {recipe.batch_size * length} tokens. "
         f"About {duration(seconds)} on {workers} cores if none is done yet: {step:.2g} s a step, "
         f"{duration(measuring)} to measure a model"
     )

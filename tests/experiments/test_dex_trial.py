@@ -82,7 +82,7 @@ def plan(tmp_path_factory):
     """Return a study of seconds: all arms, a few steps, no benchmarks."""
     base = write_base(tmp_path_factory.mktemp("base"))
     recipe = tuning_recipe(base).changed(steps=3, log_every=1, checkpoint_every=2)
-    return DexPlan(recipe, OPTIONS, extensions=0, tuning_steps=2)
+    return DexPlan(recipe, OPTIONS, extensions=0)
 
 
 def prepared(arm, seed=0):
@@ -244,7 +244,7 @@ def test_a_rate_at_the_edge_tries_its_neighbours(plan, tmp_path, monkeypatch):
 
 
 def test_a_rate_that_diverges_is_never_chosen_nor_tried_again(plan, tmp_path):
-    mine = replace(plan, arms=(KVO,), rates=(1e-3, 1e-2, 1e30), tuning_steps=4)
+    mine = replace(plan, arms=(KVO,), rates=(1e-3, 1e-2, 1e30))
     losses = tune_rates(mine, tmp_path, QUIET, InProcess())
     assert tuning_table(mine, losses)["rows"][0][-1] == "diverged"
     kept = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("results.json")}
@@ -272,8 +272,8 @@ def test_all_arms_are_trained_once_under_a_lock(plan, tmp_path):
     results, said = told(plan, tmp_path / "a", seeds=1, records=records)
     names = [arm.name for arm in ARMS]
     tuned = [arm.name for arm in ARMS if arm.rate_of is None]
-    assert "10 arms x 1 seeds = 10 runs of 3 steps, and 18 of 2 steps to choose rates" in said
-    assert "66 steps of 64 tokens. About" in said
+    assert "10 arms x 1 seeds = 10 runs of 3 steps, and 18 to choose rates" in said
+    assert "84 steps of 64 tokens. About" in said
     assert [row[0] for row in results["table"]["rows"]] == ["base", *names]
     assert [row[0] for row in results["tuning"]["rows"]] == tuned
     operation = {row[0]: row[-2] != "-" for row in results["table"]["rows"]}
@@ -320,7 +320,7 @@ def test_benchmarks_are_measured_before_and_after(plan, tmp_path, monkeypatch):
     from tests.evaluation.small_benchmarks import install_small
 
     options = replace(OPTIONS, benchmarks=["lambada", "hellaswag"], benchmark_items=3)
-    mine = replace(plan, options=options, arms=(KV, HELD), rates=(1e-3,) * 3, tuning_steps=1)
+    mine = replace(plan, options=options, arms=(KV, HELD), rates=(1e-3,) * 3)
     lock_trial(mine, tmp_path / "study")
     monkeypatch.setenv("ANTIPHASE_CACHE", str(tmp_path / "empty"))
     with pytest.raises(ValueError, match=r"lambada: needs lambada, .* antiphase data benchmarks"):
@@ -352,7 +352,7 @@ run_trial(plan, folder, Console(quiet=True), seeds=1, engine=InProcess())
 def killed_plan(recipe):
     """Return a study of two arms; the first, which is killed, has two learning rates."""
     arms = (replace(FAST, rate_of=None), KV)
-    return DexPlan(recipe, OPTIONS, arms, extensions=0, tuning_steps=2)
+    return DexPlan(recipe, OPTIONS, arms, extensions=0)
 
 
 @pytest.mark.slow  # test_killed_study.py kills a study among the fast tests
