@@ -1,0 +1,225 @@
+"""How much of V1's advantage on retrieval is the setting: arms at nine settings, with eight seeds.
+
+    python docs/retrieval_settings.py             # trains and measures what is missing
+    python docs/retrieval_settings.py --tables    # prints the tables of what is kept
+
+The primary study chose one setting per arm by the loss as trained, on one seed. All settings that
+learn the task have a loss near 0 there, and under stress they differ (docs/log.md). Here each arm
+is trained at every setting, as in the synthetic study, and measured under stress and at twice the
+length. Chosen after the primary results were seen: descriptive. Finished runs are kept without
+their weights in `docs/results/lab/settings.jsonl`.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+
+from antiphase.analysis.statistics import student_t
+from antiphase.experiments.arms import (
+    STANDARD,
+    V1,
+    V2,
+    Arm,
+    Settings,
+    TrainingRun,
+    arm_recipe,
+)
+from antiphase.experiments.conditions import AS_TRAINED, STRESS, TWICE_AS_LONG, Condition
+from antiphase.experiments.engine import Job
+from antiphase.experiments.local_pool import LocalEngine
+from antiphase.experiments.measured_values import measured_values
+from antiphase.experiments.model_measurements import accuracy, answers, mass, validation_loss
+from antiphase.experiments.plans import SYNTHETIC
+from antiphase.experiments.records import Records
+from antiphase.experiments.train_all import train_all
+from antiphase.experiments.trained_models import TrainedModel
+from antiphase.markdown import markdown_table
+
+RECORDS = Path(__file__).parent / "results" / "lab" / "settings.jsonl"
+ARMS = {arm.name: arm for arm in (STANDARD, V1, V2)}
+RATES, SCALES = (2.5e-4, 5e-4, 1e-3), (0.5, 1.0, 2.0)
+SETTINGS = tuple(Settings(lr, scale) for lr in RATES for scale in SCALES)
+LOCKED = Settings(1e-3, 2.0)  # of V1 and standard attention in the primary study
+CONDITIONS = (STRESS, TWICE_AS_LONG)
+SEEDS = tuple(range(941, 949))
+WHAT = ("accuracy", "loss", "validation loss")
+VERSION = "settings, version 1"
+COLUMNS = ("as trained", *(f"{what}, {c.name}" for c in CONDITIONS for what in WHAT))
+Measured = NDArray[np.float64]
+
+
+def run_of(arm: Arm, settings: Settings, seed: int) -> TrainingRun:
+    """Return a run as the synthetic study has it."""
+    return TrainingRun(arm_recipe(SYNTHETIC.recipe, arm, settings).changed(seed=seed))
+
+
+def measured(run: TrainingRun, root: Path) -> Measured:
+    """Return the columns of COLUMNS; of standard attention, then the mass on irrelevant tokens."""
+    model = TrainedModel("settings", run, run.folder(root))
+
+    def compute() -> Measured:
+        found = [accuracy(model, AS_TRAINED).mean()]
+        for condition in CONDITIONS:
+            given = answers(model, condition)
+            validation = validation_loss(model, condition).mean()
+            found += [given.correct.mean(), given.loss.mean(), validation]
+        if run.recipe.attention == STANDARD.attention:
+            found += [mass(model, "irrelevant", condition).mean() for condition in CONDITIONS]
+        return np.array(found)
+
+    return measured_values(model.folder, VERSION, compute)
+
+
+def train(arms: list[str], seeds: list[int], root: Path, workers: int | None) -> None:
+    """Train and measure what is missing."""
+    torch.set_num_threads(1)
+    records = Records(RECORDS, root)
+    records.restore()
+
+    def measure(job: Job) -> None:
+        assert isinstance(job, TrainingRun)
+        measured(job, root)
+        records.add(job.folder(root))
+
+    for seed in seeds:  # a seed after the other, so that those that are there are complete
+        runs = [run_of(ARMS[arm], settings, seed) for settings in SETTINGS for arm in arms]
+        for key, fault in train_all(runs, root, Console(), LocalEngine(workers), measure).items():
+            print(f"{key}: {fault}")
+
+
+Cells = dict[tuple[str, Settings], dict[int, Measured]]
+"""What was measured, by arm, setting and seed."""
+
+
+def kept(root: Path) -> Cells:
+    """Return what is there, of seeds that are complete for an arm."""
+    found: Cells = {}
+    for name, arm in ARMS.items():
+        runs = {s: {c: run_of(arm, c, s) for c in SETTINGS} for s in SEEDS}
+        complete = [s for s in SEEDS if all(run.finished(root) for run in runs[s].values())]
+        for settings in SETTINGS if complete else ():
+            by_seed = {seed: measured(runs[seed][settings], root) for seed in complete}
+            found[name, settings] = by_seed
+    return found
+
+
+def column(cells: Cells, arm: str, settings: Settings, name: str) -> dict[int, float]:
+    """Return one number per seed."""
+    i = COLUMNS.index(name)
+    return {seed: float(values[i]) for seed, values in cells[arm, settings].items()}
+
+
+def best(cells: Cells, arm: str, condition: Condition, seeds: list[int]) -> Settings:
+    """Return the setting with the lowest mean validation loss over some seeds."""
+
+    def mean_loss(settings: Settings) -> float:
+        losses = column(cells, arm, settings, f"validation loss, {condition.name}")
+        return float(np.mean([losses[seed] for seed in seeds]))
+
+    return min(SETTINGS, key=mean_loss)
+
+
+def at_best(cells: Cells, arm: str, condition: Condition, what: str) -> dict[int, float]:
+    """Return one number per seed, at the setting that is best for the other half of the seeds."""
+    seeds = [*cells[arm, LOCKED]]
+    found = {}
+    for half, other in ((seeds[::2], seeds[1::2]), (seeds[1::2], seeds[::2])):
+        chosen = best(cells, arm, condition, other)
+        values = column(cells, arm, chosen, f"{what}, {condition.name}")
+        found |= {seed: values[seed] for seed in half}
+    return dict(sorted(found.items()))
+
+
+def minus(one: dict[int, float], other: dict[int, float]) -> str:
+    """Return the interval of a difference over the seeds that both have."""
+    shared = [seed for seed in one if seed in other]
+    return str(student_t([one[seed] - other[seed] for seed in shared]))
+
+
+def by_setting(cells: Cells, condition: Condition) -> str:
+    """Return the accuracy of each arm at each setting, and the differences to standard."""
+    arms, rows = _arms(cells), []
+    name = f"accuracy, {condition.name}"
+    for settings in SETTINGS:
+        accuracies = {arm: column(cells, arm, settings, name) for arm in arms}
+        learned = [column(cells, arm, settings, "as trained").values() for arm in arms]
+        rows.append(
+            [
+                str(settings),
+                *(str(student_t([*values.values()])) for values in accuracies.values()),
+                *(minus(accuracies[arm], accuracies[STANDARD.name]) for arm in arms[1:]),
+                ", ".join(str(sum(value >= 0.99 for value in values)) for values in learned),
+            ]
+        )
+    values = {arm: at_best(cells, arm, condition, "accuracy") for arm in arms}
+    means = (str(student_t([*by_seed.values()])) for by_seed in values.values())
+    gaps = (minus(values[arm], values[STANDARD.name]) for arm in arms[1:])
+    rows.append(["best, by the other half of the seeds", *means, *gaps, ""])
+    gaps_of = [f"{arm} minus standard" for arm in arms[1:]]
+    return markdown_table(["setting", *arms, *gaps_of, "seeds that learned"], rows)
+
+
+def losses_and_noise(cells: Cells, condition: Condition) -> str:
+    """Return the loss at the best settings, what they are, and standard attention's noise there."""
+    rows = []
+    for arm in _arms(cells):
+        values = at_best(cells, arm, condition, "loss")
+        chosen = best(cells, arm, condition, [*values])
+        row = [arm, str(chosen), str(student_t([*values.values()]))]
+        gap = minus(values, at_best(cells, STANDARD.name, condition, "loss"))
+        place = len(COLUMNS) + CONDITIONS.index(condition)
+        noise = [m[place] for m in cells[arm, chosen].values() if len(m) > place]
+        rows.append([*row, "" if arm == STANDARD.name else gap, _mean(noise)])
+    columns = ["arm", "best setting, all seeds", "loss", "minus standard", "mass on I"]
+    return markdown_table(columns, rows)
+
+
+def _mean(values: list[float]) -> str:
+    return f"{np.mean(values):.2f}" if values else ""
+
+
+def tables(root: Path) -> str:
+    """Return the tables of both conditions."""
+    cells = kept(root)
+    if not cells:
+        return "no seed is complete yet"
+    parts = []
+    for condition in CONDITIONS:
+        seeds = ", ".join(str(len(by_seed)) for by_seed in (cells[a, LOCKED] for a in _arms(cells)))
+        parts += [
+            f"Accuracy, {condition.name}; seeds: {seeds}",
+            by_setting(cells, condition),
+            losses_and_noise(cells, condition),
+        ]
+    return "\n\n".join(parts)
+
+
+def _arms(cells: Cells) -> list[str]:
+    return [name for name in ARMS if (name, LOCKED) in cells]
+
+
+def main() -> None:
+    """Train what is missing, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--arms", nargs="+", default=[*ARMS], choices=[*ARMS])
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--out", type=Path, default=Path("runs/retrieval-settings"))
+    parser.add_argument("--workers", type=int, help="processes [one per core]")
+    parser.add_argument("--tables", action="store_true", help="print the tables of what is kept")
+    options = parser.parse_args()
+    if options.tables:
+        with tempfile.TemporaryDirectory() as root:
+            Records(RECORDS, Path(root)).restore()
+            print(tables(Path(root)))
+        return
+    train(options.arms, options.seeds, options.out, options.workers)
+    print(tables(options.out))
+
+
+if __name__ == "__main__":
+    main()
