@@ -43,8 +43,8 @@ from antiphase.markdown import markdown_table
 RECORDS = Path(__file__).parent / "results" / "lab" / "settings.jsonl"
 ARMS = {arm.name: arm for arm in (STANDARD, V1, V2)}
 RATES, SCALES = (2.5e-4, 5e-4, 1e-3), (0.5, 1.0, 2.0)
-SETTINGS = tuple(Settings(lr, scale) for lr in RATES for scale in SCALES)
-LOCKED = Settings(1e-3, 2.0)  # of V1 and standard attention in the primary study
+SETTINGS = {str(s): s for s in (Settings(lr, scale) for lr in RATES for scale in SCALES)}
+LOCKED = str(Settings(1e-3, 2.0))  # of V1 and standard attention in the primary study
 CONDITIONS = (STRESS, TWICE_AS_LONG)
 SEEDS = tuple(range(941, 949))
 WHAT = ("accuracy", "loss", "validation loss")
@@ -87,12 +87,12 @@ def train(arms: list[str], seeds: list[int], root: Path, workers: int | None) ->
         records.add(job.folder(root))
 
     for seed in seeds:  # a seed after the other, so that those that are there are complete
-        runs = [run_of(ARMS[arm], settings, seed) for settings in SETTINGS for arm in arms]
+        runs = [run_of(ARMS[arm], settings, seed) for settings in SETTINGS.values() for arm in arms]
         for key, fault in train_all(runs, root, Console(), LocalEngine(workers), measure).items():
             print(f"{key}: {fault}")
 
 
-Cells = dict[tuple[str, Settings], dict[int, Measured]]
+Cells = dict[tuple[str, str], dict[int, Measured]]
 """What was measured, by arm, setting and seed."""
 
 
@@ -100,7 +100,7 @@ def kept(root: Path) -> Cells:
     """Return what is there, of seeds that are complete for an arm."""
     found: Cells = {}
     for name, arm in ARMS.items():
-        runs = {s: {c: run_of(arm, c, s) for c in SETTINGS} for s in SEEDS}
+        runs = {s: {c: run_of(arm, SETTINGS[c], s) for c in SETTINGS} for s in SEEDS}
         complete = [s for s in SEEDS if all(run.finished(root) for run in runs[s].values())]
         for settings in SETTINGS if complete else ():
             by_seed = {seed: measured(runs[seed][settings], root) for seed in complete}
@@ -108,16 +108,16 @@ def kept(root: Path) -> Cells:
     return found
 
 
-def column(cells: Cells, arm: str, settings: Settings, name: str) -> dict[int, float]:
+def column(cells: Cells, arm: str, settings: str, name: str) -> dict[int, float]:
     """Return one number per seed."""
     i = COLUMNS.index(name)
     return {seed: float(values[i]) for seed, values in cells[arm, settings].items()}
 
 
-def best(cells: Cells, arm: str, condition: Condition, seeds: list[int]) -> Settings:
+def best(cells: Cells, arm: str, condition: Condition, seeds: list[int]) -> str:
     """Return the setting with the lowest mean validation loss over some seeds."""
 
-    def mean_loss(settings: Settings) -> float:
+    def mean_loss(settings: str) -> float:
         losses = column(cells, arm, settings, f"validation loss, {condition.name}")
         return float(np.mean([losses[seed] for seed in seeds]))
 
@@ -127,7 +127,7 @@ def best(cells: Cells, arm: str, condition: Condition, seeds: list[int]) -> Sett
 def at_best(cells: Cells, arm: str, condition: Condition, what: str) -> dict[int, float]:
     """Return one number per seed, at the setting that is best for the other half of the seeds."""
     seeds = [*cells[arm, LOCKED]]
-    found = {}
+    found: dict[int, float] = {}
     for half, other in ((seeds[::2], seeds[1::2]), (seeds[1::2], seeds[::2])):
         chosen = best(cells, arm, condition, other)
         values = column(cells, arm, chosen, f"{what}, {condition.name}")
@@ -141,6 +141,21 @@ def minus(one: dict[int, float], other: dict[int, float]) -> str:
     return str(student_t([one[seed] - other[seed] for seed in shared]))
 
 
+def mean_over_scales(cells: Cells, arm: str, lr: float, name: str) -> dict[int, float]:
+    """Return one number per seed: the mean over the settings with a rate."""
+    of_rate = [
+        column(cells, arm, text, name) for text, settings in SETTINGS.items() if settings.lr == lr
+    ]
+    return {seed: float(np.mean([values[seed] for values in of_rate])) for seed in of_rate[0]}
+
+
+def _with_gaps(values: dict[str, dict[int, float]]) -> list[str]:
+    """Return the interval of each arm, then of each arm but the first minus the first."""
+    means = (str(student_t([*by_seed.values()])) for by_seed in values.values())
+    first, *others = values.values()
+    return [*means, *(minus(one, first) for one in others)]
+
+
 def by_setting(cells: Cells, condition: Condition) -> str:
     """Return the accuracy of each arm at each setting, and the differences to standard."""
     arms, rows = _arms(cells), []
@@ -150,16 +165,16 @@ def by_setting(cells: Cells, condition: Condition) -> str:
         learned = [column(cells, arm, settings, "as trained").values() for arm in arms]
         rows.append(
             [
-                str(settings),
-                *(str(student_t([*values.values()])) for values in accuracies.values()),
-                *(minus(accuracies[arm], accuracies[STANDARD.name]) for arm in arms[1:]),
+                settings,
+                *_with_gaps(accuracies),
                 ", ".join(str(sum(value >= 0.99 for value in values)) for values in learned),
             ]
         )
+    for lr in RATES:
+        of_rate = {arm: mean_over_scales(cells, arm, lr, name) for arm in arms}
+        rows.append([f"lr {lr:g}, mean over scales", *_with_gaps(of_rate), ""])
     values = {arm: at_best(cells, arm, condition, "accuracy") for arm in arms}
-    means = (str(student_t([*by_seed.values()])) for by_seed in values.values())
-    gaps = (minus(values[arm], values[STANDARD.name]) for arm in arms[1:])
-    rows.append(["best, by the other half of the seeds", *means, *gaps, ""])
+    rows.append(["best, by the other half of the seeds", *_with_gaps(values), ""])
     gaps_of = [f"{arm} minus standard" for arm in arms[1:]]
     return markdown_table(["setting", *arms, *gaps_of, "seeds that learned"], rows)
 
@@ -170,7 +185,7 @@ def losses_and_noise(cells: Cells, condition: Condition) -> str:
     for arm in _arms(cells):
         values = at_best(cells, arm, condition, "loss")
         chosen = best(cells, arm, condition, [*values])
-        row = [arm, str(chosen), str(student_t([*values.values()]))]
+        row = [arm, chosen, str(student_t([*values.values()]))]
         gap = minus(values, at_best(cells, STANDARD.name, condition, "loss"))
         place = len(COLUMNS) + CONDITIONS.index(condition)
         noise = [m[place] for m in cells[arm, chosen].values() if len(m) > place]

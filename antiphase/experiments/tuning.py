@@ -213,8 +213,9 @@ class MeasuredGrid(Grid):
         return (
             "Tuning runs are trained as those of the study. Their loss is that of the last answer "
             f"of validation sequences, under the condition that the study measures ({conditions}). "
-            f"The best {self.confirmed} points of the first seed were trained with seeds "
-            f"{', '.join(map(str, self.confirming_seeds))}, too; the lowest mean was taken."
+            f"The best {self.confirmed} points of seeds {', '.join(map(str, self.seeds))} were "
+            f"trained with seeds {', '.join(map(str, self.confirming_seeds))}, too; the lowest mean "
+            "over all was taken."
         )
 
     def runs(self, arm: Arm) -> int:
