@@ -210,12 +210,12 @@ class MeasuredGrid(Grid):
     @property
     def note(self) -> str:
         conditions = "; ".join(f"{task}: {c.name}" for task, c in self.conditions.items())
+        first, further = (", ".join(map(str, s)) for s in (self.seeds, self.confirming_seeds))
         return (
             "Tuning runs are trained as those of the study. Their loss is that of the last answer "
             f"of validation sequences, under the condition that the study measures ({conditions}). "
-            f"The best {self.confirmed} points of seeds {', '.join(map(str, self.seeds))} were "
-            f"trained with seeds {', '.join(map(str, self.confirming_seeds))}, too; the lowest mean "
-            "over all was taken."
+            f"The best {self.confirmed} points of seeds {first} were trained with seeds {further}, "
+            "too; the lowest mean over all was taken."
         )
 
     def runs(self, arm: Arm) -> int:
