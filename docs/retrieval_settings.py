@@ -33,7 +33,7 @@ from antiphase.experiments.conditions import AS_TRAINED, STRESS, TWICE_AS_LONG, 
 from antiphase.experiments.engine import Job
 from antiphase.experiments.local_pool import LocalEngine
 from antiphase.experiments.measured_values import measured_values
-from antiphase.experiments.model_measurements import accuracy, answers, mass, validation_loss
+from antiphase.experiments.model_measurements import EXAMPLES, accuracy, answers, mass
 from antiphase.experiments.plans import SYNTHETIC
 from antiphase.experiments.records import Records
 from antiphase.experiments.train_all import train_all
@@ -66,8 +66,8 @@ def measured(run: TrainingRun, root: Path) -> Measured:
         found = [accuracy(model, AS_TRAINED).mean()]
         for condition in CONDITIONS:
             given = answers(model, condition)
-            validation = validation_loss(model, condition).mean()
-            found += [given.correct.mean(), given.loss.mean(), validation]
+            validation = answers(model, condition, 2 * EXAMPLES, "validation")
+            found += [given.correct.mean(), given.loss.mean(), validation.loss.mean()]
         if run.recipe.attention == STANDARD.attention:
             found += [mass(model, "irrelevant", condition).mean() for condition in CONDITIONS]
         return np.array(found)
@@ -114,14 +114,15 @@ def column(cells: Cells, arm: str, settings: str, name: str) -> dict[int, float]
     return {seed: float(values[i]) for seed, values in cells[arm, settings].items()}
 
 
-def best(cells: Cells, arm: str, condition: Condition, seeds: list[int]) -> str:
-    """Return the setting with the lowest mean validation loss over some seeds."""
+def best(cells: Cells, arm: str, condition: Condition, what: str, seeds: list[int]) -> str:
+    """Return the setting with the highest mean accuracy, or the lowest loss, over some seeds."""
 
-    def mean_loss(settings: str) -> float:
-        losses = column(cells, arm, settings, f"validation loss, {condition.name}")
-        return float(np.mean([losses[seed] for seed in seeds]))
+    def mean_error(settings: str) -> float:
+        values = column(cells, arm, settings, f"{what}, {condition.name}")
+        mean = float(np.mean([values[seed] for seed in seeds]))
+        return -mean if what == "accuracy" else mean
 
-    return min(SETTINGS, key=mean_loss)
+    return min(SETTINGS, key=mean_error)
 
 
 def at_best(cells: Cells, arm: str, condition: Condition, what: str) -> dict[int, float]:
@@ -129,7 +130,7 @@ def at_best(cells: Cells, arm: str, condition: Condition, what: str) -> dict[int
     seeds = [*cells[arm, LOCKED]]
     found: dict[int, float] = {}
     for half, other in ((seeds[::2], seeds[1::2]), (seeds[1::2], seeds[::2])):
-        chosen = best(cells, arm, condition, other)
+        chosen = best(cells, arm, condition, what, other or half)
         values = column(cells, arm, chosen, f"{what}, {condition.name}")
         found |= {seed: values[seed] for seed in half}
     return dict(sorted(found.items()))
@@ -168,34 +169,38 @@ def by_setting(cells: Cells, condition: Condition) -> str:
                 settings,
                 *_with_gaps(accuracies),
                 ", ".join(str(sum(value >= 0.99 for value in values)) for values in learned),
+                noise(cells, settings, condition),
             ]
         )
     for lr in RATES:
         of_rate = {arm: mean_over_scales(cells, arm, lr, name) for arm in arms}
-        rows.append([f"lr {lr:g}, mean over scales", *_with_gaps(of_rate), ""])
+        rows.append([f"lr {lr:g}, mean over scales", *_with_gaps(of_rate), "", ""])
     values = {arm: at_best(cells, arm, condition, "accuracy") for arm in arms}
-    rows.append(["best, by the other half of the seeds", *_with_gaps(values), ""])
+    rows.append(["best, by the other half of the seeds", *_with_gaps(values), "", ""])
     gaps_of = [f"{arm} minus standard" for arm in arms[1:]]
-    return markdown_table(["setting", *arms, *gaps_of, "seeds that learned"], rows)
+    last = ["seeds that learned", "mass on I, standard"]
+    return markdown_table(["setting", *arms, *gaps_of, *last], rows)
 
 
-def losses_and_noise(cells: Cells, condition: Condition) -> str:
-    """Return the loss at the best settings, what they are, and standard attention's noise there."""
+def at_best_settings(cells: Cells, condition: Condition) -> str:
+    """Return which setting is the best of each arm, and the loss where the other half chose it."""
     rows = []
     for arm in _arms(cells):
         values = at_best(cells, arm, condition, "loss")
-        chosen = best(cells, arm, condition, [*values])
-        row = [arm, chosen, str(student_t([*values.values()]))]
         gap = minus(values, at_best(cells, STANDARD.name, condition, "loss"))
-        place = len(COLUMNS) + CONDITIONS.index(condition)
-        noise = [m[place] for m in cells[arm, chosen].values() if len(m) > place]
-        rows.append([*row, "" if arm == STANDARD.name else gap, _mean(noise)])
-    columns = ["arm", "best setting, all seeds", "loss", "minus standard", "mass on I"]
+        by_accuracy, by_loss = (best(cells, arm, condition, w, [*values]) for w in WHAT[:2])
+        loss = str(student_t([*values.values()]))
+        rows.append([arm, by_accuracy, by_loss, loss, "" if arm == STANDARD.name else gap])
+    columns = ["arm", "best by accuracy", "best by loss", "loss, by the other half"]
+    columns.append("minus standard")
     return markdown_table(columns, rows)
 
 
-def _mean(values: list[float]) -> str:
-    return f"{np.mean(values):.2f}" if values else ""
+def noise(cells: Cells, settings: str, condition: Condition) -> str:
+    """Return the mass of standard attention's retrieval heads on irrelevant tokens."""
+    place = len(COLUMNS) + CONDITIONS.index(condition)
+    by_seed = cells[STANDARD.name, settings].values()
+    return f"{np.mean([values[place] for values in by_seed]):.2f}"
 
 
 def tables(root: Path) -> str:
@@ -209,7 +214,7 @@ def tables(root: Path) -> str:
         parts += [
             f"Accuracy, {condition.name}; seeds: {seeds}",
             by_setting(cells, condition),
-            losses_and_noise(cells, condition),
+            at_best_settings(cells, condition),
         ]
     return "\n\n".join(parts)
 

@@ -100,9 +100,9 @@ def answer_loss(model: TrainedModel, condition: Condition = STRESS) -> Numbers:
     return answers(model, condition).loss
 
 
-def validation_loss(model: TrainedModel, condition: Condition) -> Numbers:
-    """Return the loss on the last answer of validation sequences, which no test measures."""
-    return answers(model, condition, 2 * EXAMPLES, "validation").loss
+def validation_errors(model: TrainedModel, condition: Condition) -> Numbers:
+    """Return whether each last answer is wrong, of validation sequences, which no test measures."""
+    return 1 - answers(model, condition, 2 * EXAMPLES, "validation").correct
 
 
 @dataclass(frozen=True, eq=False)

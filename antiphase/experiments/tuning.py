@@ -5,7 +5,7 @@ While that point lies on the edge of what was tried, its neighbours beyond the e
 An option of the mechanism that is swept is chosen first, at the centre of the grid.
 
 Short runs and the loss as trained may choose the wrong setting. `FullLengthGrid` lets runs as long
-as those of the study choose the rate; `MeasuredGrid` tunes by the loss where arms are compared.
+as those of the study choose the rate; `MeasuredGrid` tunes by the errors where arms are compared.
 """
 
 import itertools
@@ -22,7 +22,7 @@ from antiphase.experiments.arms import Arm, Settings, TrainingRun, arm_recipe
 from antiphase.experiments.conditions import Condition
 from antiphase.experiments.engine import Engine, Job
 from antiphase.experiments.experiment import Cell, Table
-from antiphase.experiments.model_measurements import validation_loss
+from antiphase.experiments.model_measurements import validation_errors
 from antiphase.experiments.train_all import train_all
 from antiphase.experiments.trained_models import TrainedModel, TrainedModels
 from antiphase.training import Recipe
@@ -50,6 +50,7 @@ class Grid:
     seeds: tuple[int, ...] = (900,)
     extensions: int = 2
 
+    judged_by: ClassVar[str] = "Held-out loss"
     final_column: ClassVar[str] = ""
     """Heading of the losses of the second stage, where there is one."""
 
@@ -96,7 +97,7 @@ class Grid:
         return recipe.changed(criterion=None, milestones=[])
 
     def loss(self, run: TrainingRun, root: Path) -> float:
-        """Return the loss by which a tuning run is judged; infinite if it diverged."""
+        """Return the number by which a tuning run is judged; infinite if it diverged."""
         return final_loss(run, root)
 
     def settings(self, point: Point, options: dict[str, Any]) -> Settings:
@@ -181,11 +182,12 @@ class SharedGrid(FullLengthGrid):
 
 @dataclass(frozen=True)
 class MeasuredGrid(Grid):
-    """A grid whose runs are those of the study, judged in the condition where it compares arms.
+    """A grid whose runs are those of the study, judged by what it compares: errors in a condition.
 
     As trained, all settings that learn a task have a loss near 0, so that loss chooses among them
     by chance; under stress they differ, and that decided how far arms were apart (docs/log.md). A
-    run under stress says little alone, so the best points are trained with further seeds.
+    run under stress says little alone, so the best points are trained with further seeds. The loss
+    under stress would prefer lower rates than errors do, whose wrong answers are less certain.
 
     Attributes:
         conditions: of the validation sequences, by the name of the task.
@@ -197,6 +199,7 @@ class MeasuredGrid(Grid):
     confirmed: int = 3
     confirming_seeds: tuple[int, ...] = ()
 
+    judged_by: ClassVar[str] = "Errors"
     final_column: ClassVar[str] = "with all seeds"
 
     @property
@@ -212,8 +215,8 @@ class MeasuredGrid(Grid):
         conditions = "; ".join(f"{task}: {c.name}" for task, c in self.conditions.items())
         first, further = (", ".join(map(str, s)) for s in (self.seeds, self.confirming_seeds))
         return (
-            "Tuning runs are trained as those of the study. Their loss is that of the last answer "
-            f"of validation sequences, under the condition that the study measures ({conditions}). "
+            "Tuning runs are trained as those of the study. What counts is the fraction of wrong "
+            f"answers to validation sequences, under the condition of the study ({conditions}). "
             f"The best {self.confirmed} points of seeds {first} were trained with seeds {further}, "
             "too; the lowest mean over all was taken."
         )
@@ -235,7 +238,7 @@ class MeasuredGrid(Grid):
             return math.inf
         folder, arm = run.folder(root), Arm(run.title, run.recipe.attention)
         models = TrainedModels({arm.name: [TrainedModel(arm.name, run, folder)]}, TUNING)
-        measure = partial(validation_loss, condition=self.conditions[run.recipe.task])
+        measure = partial(validation_errors, condition=self.conditions[run.recipe.task])
         (values,) = models.values(arm, measure)
         return float(values.mean())
 
@@ -256,7 +259,7 @@ class ArmTuning:
     Attributes:
         arm: that was tuned.
         options: chosen values of the arm's swept options.
-        losses: at each point, with these options.
+        losses: at each point, with these options; for some grids, errors.
         swept: every choice of options with its loss at the centre; empty if nothing is swept.
         full: mean losses of the points of the grid's second stage; empty if it has none.
     """
@@ -424,7 +427,7 @@ def tuning_table(found: Sequence[ArmTuning], grid: Grid) -> Table:
         rows.append([*row, *("" if loss is None else _loss(loss) for loss in losses)])
     centre = grid.settings(CENTRE, {})
     note = (
-        "Each arm got the learning rate (lr) and branch scale with the lowest loss, on seeds that "
+        "Each arm got the learning rate (lr) and branch scale with the lowest value, on seeds that "
         "the study does not use. A best setting at the edge of the grid may not be the best there "
         "is."
     )
@@ -437,7 +440,7 @@ def tuning_table(found: Sequence[ArmTuning], grid: Grid) -> Table:
     if has_full:
         chosen.append(grid.final_column)
         note += f" {grid.note}"
-    return Table("Held-out loss of the tuning runs", [*chosen, *columns], rows, note)
+    return Table(f"{grid.judged_by} of the tuning runs", [*chosen, *columns], rows, note)
 
 
 def _named(options: dict[str, Any]) -> str:

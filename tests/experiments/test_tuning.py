@@ -13,7 +13,7 @@ from rich.console import Console
 from antiphase.experiments.arms import STANDARD, TOP_K, V1, Arm, TrainingRun, arm_recipe
 from antiphase.experiments.conditions import Condition
 from antiphase.experiments.measured_values import MEASURED
-from antiphase.experiments.model_measurements import validation_loss
+from antiphase.experiments.model_measurements import validation_errors
 from antiphase.experiments.records import Records
 from antiphase.experiments.trained_models import TrainedModel
 from antiphase.experiments.tuning import (
@@ -177,7 +177,7 @@ def measured_grid(**changes: Any) -> MeasuredGrid:
     return MeasuredGrid(conditions=conditions, confirming_seeds=(902, 903), **changes)
 
 
-def test_a_measured_loss_chooses_and_the_best_points_are_confirmed(tmp_path, monkeypatch):
+def test_measured_errors_choose_and_the_best_points_are_confirmed(tmp_path, monkeypatch):
     """One seed prefers (1, 0); the mean of three prefers (0, 0); the loss as trained, neither."""
 
     def measured(model: Any, condition: Condition) -> Any:
@@ -186,8 +186,8 @@ def test_a_measured_loss_chooses_and_the_best_points_are_confirmed(tmp_path, mon
         first = bowl(1, 0)(recipe)
         return np.array([first if recipe.seed == 900 else first + 3 * (recipe.lr > 1e-3)])
 
-    measured.__qualname__ = "validation_loss"
-    monkeypatch.setattr("antiphase.experiments.tuning.validation_loss", measured)
+    measured.__qualname__ = "validation_errors"
+    monkeypatch.setattr("antiphase.experiments.tuning.validation_errors", measured)
     engine = FakeEngine(loss=bowl(-1, -1))
     grid = measured_grid(extensions=0)
     (found,) = tune(RECIPE, [V1], grid, tmp_path, Console(quiet=True), engine)
@@ -204,6 +204,7 @@ def test_a_measured_loss_chooses_and_the_best_points_are_confirmed(tmp_path, mon
     assert found.best == (0, 0)
     assert found.edges(wider.untried(found)) == []
     table = tuning_table([found], wider)
+    assert table.title == "Errors of the tuning runs"
     assert table.columns[3] == "with all seeds"
     assert "harder" in table.note
     assert "902, 903" in table.note
@@ -220,7 +221,7 @@ def test_a_tuning_run_is_measured_before_it_is_recorded(tmp_path, monkeypatch):
     best = TrainingRun(grid.full_length(arm_recipe(RECIPE, V1, grid.settings(found.best, {}))))
     runs = [TrainingRun(best.recipe.changed(seed=seed)) for seed in grid.final_seeds]
     expected = [
-        validation_loss(TrainedModel("V1", run, run.folder(first)), HARDER).mean() for run in runs
+        validation_errors(TrainedModel("V1", run, run.folder(first)), HARDER).mean() for run in runs
     ]
     assert found.full == {found.best: pytest.approx(np.mean(expected))}
     assert Records(path, second).restore() == 2 + 2
