@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
-from antiphase.analysis.statistics import student_t
+from antiphase.analysis.statistics import Interval, student_t
 from antiphase.experiments.arms import (
     STANDARD,
     V1,
@@ -29,7 +29,8 @@ from antiphase.experiments.arms import (
     TrainingRun,
     arm_recipe,
 )
-from antiphase.experiments.conditions import AS_TRAINED, STRESS, TWICE_AS_LONG, Condition
+from antiphase.experiments.conditions import AS_TRAINED, GRID, STRESS, TWICE_AS_LONG, Condition
+from antiphase.experiments.e07_grid import AXES
 from antiphase.experiments.engine import Job
 from antiphase.experiments.local_pool import LocalEngine
 from antiphase.experiments.measured_values import measured_values
@@ -48,8 +49,13 @@ LOCKED = str(Settings(1e-3, 2.0))  # of V1 and standard attention in the primary
 CONDITIONS = (STRESS, TWICE_AS_LONG)
 SEEDS = tuple(range(941, 949))
 WHAT = ("accuracy", "loss", "validation loss")
+CELLS = tuple(condition for condition in GRID.values() if condition not in CONDITIONS)
 VERSION = "settings, version 1"
-COLUMNS = ("as trained", *(f"{what}, {c.name}" for c in CONDITIONS for what in WHAT))
+COLUMNS = (
+    "as trained",
+    *(f"{what}, {c.name}" for c in CONDITIONS for what in WHAT),
+    *(f"loss, {c.name}" for c in CELLS),
+)
 Measured = NDArray[np.float64]
 
 
@@ -62,7 +68,7 @@ def measured(run: TrainingRun, root: Path) -> Measured:
     """Return the columns of COLUMNS; of standard attention, then the mass on irrelevant tokens."""
     model = TrainedModel("settings", run, run.folder(root))
 
-    def compute() -> Measured:
+    def under_stress() -> Measured:
         found = [accuracy(model, AS_TRAINED).mean()]
         for condition in CONDITIONS:
             given = answers(model, condition)
@@ -72,7 +78,13 @@ def measured(run: TrainingRun, root: Path) -> Measured:
             found += [mass(model, "irrelevant", condition).mean() for condition in CONDITIONS]
         return np.array(found)
 
-    return measured_values(model.folder, VERSION, compute)
+    def in_cells() -> Measured:
+        return np.array([answers(model, cell).loss.mean() for cell in CELLS])
+
+    stress = measured_values(model.folder, VERSION, under_stress)
+    cells = measured_values(model.folder, f"{VERSION}, cells", in_cells)
+    first = len(COLUMNS) - len(CELLS)
+    return np.concatenate([stress[:first], cells, stress[first:]])
 
 
 def train(arms: list[str], seeds: list[int], root: Path, workers: int | None) -> None:
@@ -130,7 +142,7 @@ def at_best(cells: Cells, arm: str, condition: Condition, what: str) -> dict[int
     seeds = [*cells[arm, LOCKED]]
     found: dict[int, float] = {}
     for half, other in ((seeds[::2], seeds[1::2]), (seeds[1::2], seeds[::2])):
-        chosen = best(cells, arm, condition, what, other or half)
+        chosen = best(cells, arm, condition, what, other)
         values = column(cells, arm, chosen, f"{what}, {condition.name}")
         found |= {seed: values[seed] for seed in half}
     return dict(sorted(found.items()))
@@ -148,6 +160,18 @@ def mean_over_scales(cells: Cells, arm: str, lr: float, name: str) -> dict[int, 
         column(cells, arm, text, name) for text, settings in SETTINGS.items() if settings.lr == lr
     ]
     return {seed: float(np.mean([values[seed] for values in of_rate])) for seed in of_rate[0]}
+
+
+def at_best_rate(cells: Cells, arm: str, name: str) -> dict[int, float]:
+    """Return the mean over scales by seed, at the rate that is best for the other half of seeds."""
+    rates = [mean_over_scales(cells, arm, lr, name) for lr in RATES]
+    seeds = [*rates[0]]
+    found: dict[int, float] = {}
+    for half, other in ((seeds[::2], seeds[1::2]), (seeds[1::2], seeds[::2])):
+        sums = [sum(of_rate[seed] for seed in other) for of_rate in rates]
+        values = rates[sums.index(max(sums))]
+        found |= {seed: values[seed] for seed in half}
+    return dict(sorted(found.items()))
 
 
 def _with_gaps(values: dict[str, dict[int, float]]) -> list[str]:
@@ -175,8 +199,10 @@ def by_setting(cells: Cells, condition: Condition) -> str:
     for lr in RATES:
         of_rate = {arm: mean_over_scales(cells, arm, lr, name) for arm in arms}
         rows.append([f"lr {lr:g}, mean over scales", *_with_gaps(of_rate), "", ""])
+    of_best = {arm: at_best_rate(cells, arm, name) for arm in arms}
+    rows.append(["best rate, mean over scales", *_with_gaps(of_best), "", ""])
     values = {arm: at_best(cells, arm, condition, "accuracy") for arm in arms}
-    rows.append(["best, by the other half of the seeds", *_with_gaps(values), "", ""])
+    rows.append(["best setting", *_with_gaps(values), "", ""])
     gaps_of = [f"{arm} minus standard" for arm in arms[1:]]
     last = ["seeds that learned", "mass on I, standard"]
     return markdown_table(["setting", *arms, *gaps_of, *last], rows)
@@ -196,6 +222,30 @@ def at_best_settings(cells: Cells, condition: Condition) -> str:
     return markdown_table(columns, rows)
 
 
+def growth(cells: Cells) -> str:
+    """Return how the loss grows with noise and with length (test 7), by rate, and V1's gains."""
+    effects = {
+        "near minus far, mean over lengths": AXES.by_noise,
+        "1.5x minus 1x length, mean over noise": AXES.by_length,
+    }
+    rows = []
+    for lr in RATES:
+        losses = {
+            arm: {c: mean_over_scales(cells, arm, lr, f"loss, {GRID[c].name}") for c in GRID}
+            for arm in _arms(cells)
+        }
+        for effect, of in effects.items():
+            by_arm = {}
+            for arm, cell in losses.items():
+                arrays = {c: [np.array([v]) for v in values.values()] for c, values in cell.items()}
+                grown = (float(seed.mean()) for seed in of(arrays))
+                by_arm[arm] = dict(zip(cell[1.0, "far"], grown, strict=True))
+            rows.append([f"lr {lr:g}", effect, *_with_gaps(by_arm)])
+    arms = _arms(cells)
+    gaps = [f"{arm} minus standard" for arm in arms[1:]]
+    return markdown_table(["rate, mean over scales", "growth of the loss", *arms, *gaps], rows)
+
+
 def noise(cells: Cells, settings: str, condition: Condition) -> str:
     """Return the mass of standard attention's retrieval heads on irrelevant tokens."""
     place = len(COLUMNS) + CONDITIONS.index(condition)
@@ -203,24 +253,40 @@ def noise(cells: Cells, settings: str, condition: Condition) -> str:
     return f"{np.mean([values[place] for values in by_seed]):.2f}"
 
 
-def tables(root: Path) -> str:
-    """Return the tables of both conditions."""
-    cells = kept(root)
-    if not cells:
+def tables(cells: Cells) -> str:
+    """Return the tables of both conditions, and that of the growth of the loss."""
+    if not _arms(cells):
         return "no seed is complete yet"
     parts = []
     for condition in CONDITIONS:
         seeds = ", ".join(str(len(by_seed)) for by_seed in (cells[a, LOCKED] for a in _arms(cells)))
         parts += [
-            f"Accuracy, {condition.name}; seeds: {seeds}",
+            f"Accuracy, {condition.name}; seeds: {seeds}. The best rate and the best setting are "
+            "those of the other half of the seeds.",
             by_setting(cells, condition),
             at_best_settings(cells, condition),
         ]
+    parts += ["Loss on the answer, by length and distractors (test 7)", growth(cells)]
     return "\n\n".join(parts)
 
 
 def _arms(cells: Cells) -> list[str]:
-    return [name for name in ARMS if (name, LOCKED) in cells]
+    """Return the arms with at least two complete seeds: half of them choose for the others."""
+    return [name for name in ARMS if len(cells.get((name, LOCKED), [])) > 1]
+
+
+def kept_cells() -> Cells:
+    """Return what the committed records have."""
+    with tempfile.TemporaryDirectory() as root:
+        Records(RECORDS, Path(root)).restore()
+        return kept(Path(root))
+
+
+def gain_at_best_rates() -> Interval:
+    """Return V1 minus standard attention in accuracy under stress, each at its best rate."""
+    cells, name = kept_cells(), f"accuracy, {STRESS.name}"
+    one, other = (at_best_rate(cells, arm.name, name) for arm in (V1, STANDARD))
+    return student_t([one[seed] - other[seed] for seed in one])
 
 
 def main() -> None:
@@ -233,12 +299,10 @@ def main() -> None:
     parser.add_argument("--tables", action="store_true", help="print the tables of what is kept")
     options = parser.parse_args()
     if options.tables:
-        with tempfile.TemporaryDirectory() as root:
-            Records(RECORDS, Path(root)).restore()
-            print(tables(Path(root)))
+        print(tables(kept_cells()))
         return
     train(options.arms, options.seeds, options.out, options.workers)
-    print(tables(options.out))
+    print(tables(kept(options.out)))
 
 
 if __name__ == "__main__":

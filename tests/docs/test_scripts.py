@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -127,3 +128,29 @@ def test_the_ladders_controls_are_those_of_the_script(tmp_path):
     losses = controls.losses_of_study()
     own = controls.loss(controls.CONTROLS[0].run(210), tmp_path)
     assert f"{own - losses['standard'][210]:+.3f}" in table
+
+
+def test_the_page_has_the_tables_of_the_settings():
+    settings, page = script("retrieval_settings"), text("docs/results/lab/README.md")
+    cells = settings.kept_cells()
+    assert settings.by_setting(cells, settings.STRESS) in page
+    for line in settings.growth(cells).splitlines():
+        assert line in page
+
+
+def test_a_setting_is_judged_on_seeds_that_did_not_choose_it():
+    """One setting is best for the even seeds by chance, another one always a little better."""
+    settings = script("retrieval_settings")
+    lucky, better, *_ = settings.SETTINGS
+
+    def accuracies(setting, seed):
+        return {lucky: 0.9 if seed % 2 == 0 else 0.1, better: 0.6}.get(setting, 0.5)
+
+    def measured(setting, seed):
+        return np.full(len(settings.COLUMNS), accuracies(setting, seed))
+
+    cells = {("V1", s): {n: measured(s, n) for n in (1, 2, 3, 4)} for s in settings.SETTINGS}
+    found = settings.at_best(cells, "V1", settings.STRESS, "accuracy")
+    # even seeds choose the lucky setting for the odd ones, where it is bad
+    assert found == {1: 0.1, 2: 0.6, 3: 0.1, 4: 0.6}
+    assert settings.best(cells, "V1", settings.STRESS, "loss", [1, 3]) == lucky  # the lowest
