@@ -1,7 +1,7 @@
 """`antiphase unchain`: change a pretrained model with a little training."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
@@ -65,6 +65,13 @@ def unchain(
             "--records", help="with --controls: keep finished runs in this file; start from it"
         ),
     ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="with --controls: continue from what the repository has, in docs/results/unchain",
+        ),
+    ] = False,
     list_methods: Annotated[bool, list_option("the methods")] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -80,8 +87,11 @@ def unchain(
     require_one_of(METHODS, method=method)
     if seeds is not None and not controls:
         raise ValueError("--seeds: needs --controls; the seed of one run is --set seed=N")
-    if (lock or records_file is not None) and not controls:
-        raise ValueError(f"--{'lock' if lock else 'records'}: needs --controls")
+    given = {"--lock": lock, "--records": records_file is not None, "--resume": resume}
+    if not controls and any(given.values()):
+        raise ValueError(f"{next(name for name in given if given[name])}: needs --controls")
+    if resume and (lock or records_file is not None):
+        raise ValueError("--resume: takes the repository's lock and records; leave out the others")
     require_at_least(1, seeds=seeds, steps=steps)
     if controls and method != "dex":
         raise ValueError(f"--method {method}: --controls runs DEX and all controls; leave it out")
@@ -90,7 +100,8 @@ def unchain(
     from antiphase.models.locate import locate_model
 
     if controls:
-        from antiphase.experiments.dex_trial import SEEDS, trial_plan
+        from antiphase.experiments.dex_trial import REPOSITORY, SEEDS, trial_plan
+        from antiphase.experiments.study_records import kept_runs
 
         if seeds is not None and seeds > len(SEEDS):
             raise ValueError(f"--seeds: got {seeds}, the study has {len(SEEDS)} locked ones")
@@ -100,6 +111,8 @@ def unchain(
         if lock:
             _lock(output, plan, folder)
         else:
+            if resume:
+                records_file = kept_runs(REPOSITORY, folder)
             _controls(output, plan, folder, seeds or 3, records_file)
         return
     from antiphase.experiments.unchain import unchain_settings
@@ -145,10 +158,15 @@ def _run(output: Output, recipe: "Recipe", options: "BeforeAfterOptions", folder
 def _controls(
     output: Output, plan: "DexPlan", folder: Path, seeds: int, records_file: Path | None
 ) -> None:
-    from antiphase.experiments import dex_tables
     from antiphase.experiments.dex_trial import run_trial
 
     results = run_trial(plan, folder, output.progress, seeds=seeds, records=records_file)
+    _show_controls(output, results, folder)
+
+
+def _show_controls(output: Output, results: dict[str, Any], folder: Path) -> None:
+    from antiphase.experiments import dex_tables
+
     tables = {name: results[name] for name in ("tuning", "table", "against_kv_only")}
     verdicts = dex_tables.verdict_rows(results)
     tables["verdicts"] = {"columns": dex_tables.VERDICT_COLUMNS, "rows": verdicts}

@@ -67,6 +67,7 @@ SEEDS = tuple(range(700, 705))  # of data order, W_D and random heads; no other 
 TUNING_SEED = 790
 MIN_STEPS = 3 * ANNEAL
 KEPT = (RECIPE, ENVIRONMENT, RESULTS)  # of a finished run, in its record
+REPOSITORY = Path("docs/results/unchain")  # folder with the study's lock and finished runs
 
 TOKENS_PER_ITEM = {"needle": 550, "squad2": 600, "lambada": 200, "hellaswag": 400}
 """About how many tokens a model reads or writes per item of a benchmark, for estimates of time."""

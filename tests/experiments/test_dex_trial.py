@@ -422,3 +422,27 @@ def test_the_command_locks(plan, tmp_path):
     alone = invoke("unchain", plan.recipe.start, "--lock")
     assert alone.exit_code == 2
     assert "--lock: needs --controls" in alone.stderr
+
+
+def test_the_command_continues_from_the_repository(plan, tmp_path, monkeypatch):
+    """The lock comes from docs/results/unchain, and finished runs go there."""
+    monkeypatch.chdir(tmp_path)
+    started = {}
+    monkeypatch.setattr(
+        dex_trial, "run_trial", lambda *args, records, **rest: started.update(records=records)
+    )
+    monkeypatch.setattr("antiphase.cli.unchain._show_controls", lambda *args: None)
+    text = str(Path(plan.recipe.task_options["text"][0]).absolute())
+    arguments = ["unchain", plan.recipe.start, "--controls", "--text", text]
+    missing = invoke(*arguments, "--resume", "--out", "study")
+    assert missing.exit_code == 2
+    assert "run in the root of a checkout" in missing.stderr
+    both = invoke(*arguments, "--resume", "--records", "runs.jsonl")
+    assert both.exit_code == 2
+    assert "leave out the others" in both.stderr
+    lock_trial(plan, dex_trial.REPOSITORY)
+    found = invoke(*arguments, "--resume", "--out", "study")
+    assert found.exit_code == 0, found.stderr
+    assert started == {"records": dex_trial.REPOSITORY / "runs.jsonl"}
+    locks = [folder / "lock.json" for folder in (Path("study"), dex_trial.REPOSITORY)]
+    assert locks[0].read_text() == locks[1].read_text()
