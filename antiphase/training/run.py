@@ -59,7 +59,7 @@ def train(recipe: Recipe, folder: Path | str, *, force: bool = False, quiet: boo
         DivergenceError: the loss was not finite, or the gradient norm had a spike.
     """
     folder = Path(folder)
-    with _process_group(), _created(recipe, folder, force) as components:
+    with process_group(), _created(recipe, folder, force) as components:
         return _run(recipe, components, folder, None, quiet)
 
 
@@ -77,7 +77,7 @@ def create_run(recipe: Recipe, folder: Path | str, *, force: bool = False) -> Pa
     Raises:
         ValueError: the recipe cannot be run, or the folder is not free; nothing was written.
     """
-    with _process_group(), _created(recipe, Path(folder), force):
+    with process_group(), _created(recipe, Path(folder), force):
         return Path(folder)
 
 
@@ -104,7 +104,7 @@ def resume(folder: Path | str, *, quiet: bool = False) -> Path:
         if not (folder / CARD).is_file():
             write_run_card(folder, recipe)
         return folder
-    with _process_group(), _locked(folder):
+    with process_group(), _locked(folder):
         components = Components.build(recipe, folder, _processes())
         last, faults = checkpoints.latest_complete(folder / "checkpoints")
         if last is not None and recipe.start is None:
@@ -254,21 +254,24 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _process_group() -> Iterator[None]:
+def process_group() -> Iterator[None]:
     """End the process group that the Trainer starts, if it is ours.
 
     Without that, gloo's threads are alive while the interpreter finalises. One that then releases a
     tensor needs the GIL, is ended inside a C++ destructor, and aborts the process (SIGABRT). The
-    threads end with the last reference to the group, which the Trainer's DDP wrapper holds in a
-    reference cycle: hence the collection.
+    threads end with the last reference to the group. The Trainer's DDP wrapper holds one in a
+    reference cycle: hence the collection. It must not be the last one, because DDP frees the group
+    without releasing the GIL, for which one of the threads may wait: a deadlock.
     """
     given = dist.is_available() and dist.is_initialized()
     try:
         yield
     finally:
         if not given and dist.is_available() and dist.is_initialized():
+            group = dist.group.WORLD
             dist.destroy_process_group()
             gc.collect()
+            del group  # PyTorch releases the GIL here
 
 
 def _processes() -> int:

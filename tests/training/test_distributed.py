@@ -19,6 +19,7 @@ from antiphase.training.callbacks import read_metrics
 from tests.training.small import SMALL, weights
 
 SHARDED = Path(__file__).with_name("sharded.py")
+SLOW_THREAD = Path(__file__).with_name("slow_gloo_thread.py")
 ROOT = Path(__file__).parents[2]
 FILES = ("train-2", "train-1", "resume-1")  # what sharded.py writes
 MECHANISMS = ["diff_v1", pytest.param("diff_v2", marks=pytest.mark.slow)]
@@ -79,6 +80,13 @@ def test_a_run_ends_the_process_group_that_it_started(given, tmp_path, monkeypat
         if dist.is_initialized():
             dist.destroy_process_group()
         AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.timeout(120)
+def test_a_run_ends_while_a_thread_of_gloo_needs_the_gil(tmp_path):
+    """It held the group's mutex, for which the main thread waited with the GIL: a deadlock."""
+    launch(str(SLOW_THREAD), str(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
 
 
 def gloo_threads() -> int:
