@@ -258,7 +258,7 @@ CLAIMS = (
     ),
     Claim(
         "training makes the maps agree",
-        "question of the review",
+        "open question",
         predicted(
             "synthetic",
             3,
@@ -268,7 +268,7 @@ CLAIMS = (
     ),
     Claim(
         "noise cancels in the output of heads",
-        "by the reading",
+        "expected by that hypothesis",
         predicted("synthetic", 28, "rejection in the output of heads, dB: V1", "cancelling"),
     ),
     Claim(
@@ -300,29 +300,29 @@ CLAIMS = (
     ),
     Claim(
         "the gain grows with noise",
-        "by the reading",
+        "expected by that hypothesis",
         predicted("primary", 7, f"{GAIN}: V1, near minus far, mean over lengths", C),
     ),
     Claim(
         "and more than with foreign noise",
-        "by the reading",
+        "expected by that hypothesis",
         predicted(
             "synthetic", 23, f"{GAIN}: V1 minus foreign noise, near minus far, mean over lengths", C
         ),
     ),
     Claim(
         "any sparse attention would do",
-        "question of the review",
+        "open question",
         predicted("primary", 4, f"accuracy: top-k minus V1, {STRESS}", "sparsity"),
     ),
     Claim(
         "a gate per head would do",
-        "question of the review",
+        "open question",
         predicted("primary", 12, f"accuracy: gated minus V1, {STRESS}", "unchaining"),
     ),
     Claim(
         "twice the heads of half the width would do",
-        "question of the review",
+        "open question",
         signed(
             "synthetic",
             9,
@@ -337,7 +337,7 @@ CLAIMS = (
     ),
     Claim(
         "and one whose rank training lowers",
-        "question of the analysis",
+        "open question",
         predicted(
             "synthetic", 26, f"accuracy: V1 with a rank penalty minus V1, {STRESS}", "unchaining"
         ),
@@ -372,7 +372,7 @@ CLAIMS = (
     ),
     Claim(
         "most where the context has the answer",
-        "by the reading",
+        "expected by that hypothesis",
         predicted("ladder-nano", 20, "saved on recall hits minus saved on the rest: V1", "quality"),
     ),
     Claim(

@@ -64,7 +64,9 @@ def prose(packages: Packages = None, quiet: Quiet = False, as_json: AsJson = Fal
 def pack(
     sources: Annotated[
         list[str],
-        typer.Argument(help="files, globs, folders, stdlib, datasets:NAME[:CONFIGURATION]"),
+        typer.Argument(
+            help="files, globs, folders, stdlib, datasets:NAME, datasets:NAME:CONFIGURATION"
+        ),
     ],
     tokenizer: Annotated[
         str, typer.Option(help="bytes, bpe:SIZE, or a tokenizer's folder or hub name")

@@ -52,10 +52,10 @@ def run(
     ] = None,
     out: Annotated[
         Optional[Path],
-        typer.Option(help=f"folder of the study [{QUICK_FOLDER}, or runs/lab-STUDY]"),
+        typer.Option(help=f"folder of the study; default: {QUICK_FOLDER}, or runs/lab-STUDY"),
     ] = None,
     seeds: Annotated[
-        Optional[int], typer.Option(help="number of seeds, without --study [3]")
+        Optional[int], typer.Option(help="number of seeds, without --study; default: 3")
     ] = None,
     engine: EngineName = "local",
     address: Address = None,

@@ -35,7 +35,7 @@ def train(
     out: Annotated[
         Optional[Path],
         typer.Option(
-            help="folder of the run [runs/RECIPE-MECHANISM-SEED], of a sweep [runs/sweep-NAME]"
+            help="folder; default: runs/RECIPE-MECHANISM-SEED, or runs/sweep-NAME for a sweep"
         ),
     ] = None,
     resume: Annotated[

@@ -36,14 +36,18 @@ def unchain(
     method: Annotated[str, typer.Option(help="dex, v2, or a control; see --list")] = "dex",
     steps: Annotated[
         Optional[int],
-        typer.Option(help="number of optimizer steps [200; with --controls 300, the least]"),
+        typer.Option(
+            help="number of optimizer steps; default: 200, with --controls 300 (the least)"
+        ),
     ] = None,
     setting: Annotated[
         Optional[list[str]], set_option("a field of the recipe, or evaluation.NAME; e.g. lr=5e-5")
     ] = None,
     out: Annotated[
         Optional[Path],
-        typer.Option(help="folder [runs/unchain/MODEL-METHOD; with --controls, MODEL-controls]"),
+        typer.Option(
+            help="folder; default: runs/unchain/MODEL-METHOD, MODEL-controls with --controls"
+        ),
     ] = None,
     controls: Annotated[
         bool,
@@ -57,7 +61,7 @@ def unchain(
     ] = False,
     seeds: Annotated[
         Optional[int],
-        typer.Option(help="with --controls: how many of the five locked seeds to run [3]"),
+        typer.Option(help="with --controls: how many of the five locked seeds to run; default: 3"),
     ] = None,
     records_file: Annotated[
         Optional[Path],

@@ -1,4 +1,4 @@
-"""Test 23: a second look at length against noise, on three lengths and three levels of noise.
+"""Test 23: length against noise in full, on three lengths and three levels of noise.
 
 Test 7 found that V1's gain over standard attention grows with noise. So would the gain of any
 second map that helps: here the controls are in the grid, too.

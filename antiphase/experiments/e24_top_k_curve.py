@@ -1,4 +1,4 @@
-"""Test 24: a second look at top-k, with each k as an arm of its own, tuned by itself.
+"""Test 24: follow-up on top-k, with each k as an arm of its own, tuned by itself.
 
 In test 4, k was chosen at one learning rate and branch scale, before the others were tuned.
 """

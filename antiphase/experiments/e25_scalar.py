@@ -1,4 +1,4 @@
-"""Test 25: a second look at the head norm, with one learned scalar in its place.
+"""Test 25: follow-up on the head norm, with one learned scalar in its place.
 
 Test 8 found that norm and subtraction each add half of the gain. A norm per token changes the scale
 of each head's output and how it varies over tokens; a scalar changes the scale alone.

@@ -1,4 +1,4 @@
-"""Test 26: a second look at cheap noise: low rank by training, and noise that is no map of a query.
+"""Test 26: follow-up on cheap noise: low rank by training, and noise that is no map of a query.
 
 Test 13 found a rank of 26 in V1's noise maps, far above the published 2 to 5, and that low-rank
 noise does as well. Here V1 itself is trained towards a low rank, and the noise of the cheapest form

@@ -1,4 +1,4 @@
-"""Test 27: a second look at foreign noise: a second map from frozen random weights.
+"""Test 27: follow-up on foreign noise: a second map from frozen random weights.
 
 Test 6 found that a noise map of another sequence does no worse than V1's own. Its W_Q2 and W_K2 are
 trained; here nothing of the second map is, and its logits have a standard deviation of 1.

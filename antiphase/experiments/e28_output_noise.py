@@ -1,4 +1,4 @@
-"""Test 28: a second look at sparsity and cancelling: entropy, and noise in the output of heads.
+"""Test 28: follow-up on sparsity and cancelling: entropy, and noise in the output of heads.
 
 Two faults of test 5 led here. Its primary prediction of sparsity, about the Gini index, had no room
 (standard attention has 0.98 of at most 0.995); entropy has. And its CMRR counts magnitudes of

@@ -2,8 +2,8 @@
 
 - QUICK: `antiphase lab`, minutes; three seeds and no tuning, so it is exploratory.
 - PRIMARY: `antiphase lab --full`, hours; its predictions are locked before its first run.
-- SYNTHETIC: `antiphase lab --study synthetic`, hours; other tests on the same recipe, a second look
-  at some of PRIMARY's, and other synthetic tasks; locked.
+- SYNTHETIC: `antiphase lab --study synthetic`, hours; other tests on the same recipe, follow-ups
+  on some of PRIMARY's, and other synthetic tasks; locked.
 - REPLICATION: `antiphase lab --study replication`, the primary study with twice the heads of half
   the width.
 - LADDER_NANO, LADDER_MICRO, LADDER_MINI: `antiphase lab --study ladder-nano`, text at three sizes,
