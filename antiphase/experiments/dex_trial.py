@@ -1,4 +1,4 @@
-"""Run test 14: tune a rate per method, train every arm with every seed, measure, judge, report.
+"""Run test 14: tune a rate per arm, train every arm with every seed, measure, judge, report.
 
     FOLDER/lock.json      predictions, design and seeds, written before the first run
     FOLDER/trained/       one folder per run, with its results; no model is kept
@@ -81,25 +81,20 @@ class DexPlan:
         recipe: of every run, except for method, learning rate and seed.
         options: what is measured before and after.
         arms: that are trained.
-        rates: learning rates; the three in the middle are tried, and the neighbours of the best one
-            while it lies at the edge of what was tried.
+        rates: learning rates; of every arm the three in the middle are tried, and the neighbours of
+            the best one while it lies at the edge of what was tried.
         extensions: how often neighbours are tried.
     """
 
     recipe: Recipe
     options: BeforeAfterOptions
     arms: tuple[DexArm, ...] = ARMS
-    rates: tuple[float, ...] = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
+    rates: tuple[float, ...] = (5e-5, 1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3)
     extensions: int = 2
 
     @property
-    def tuned(self) -> list[DexArm]:
-        """Return the arms for which rates are tried."""
-        return [arm for arm in self.arms if arm.rate_of is None]
-
-    @property
     def first_rates(self) -> tuple[float, ...]:
-        """Return the three rates that every method is tried at."""
+        """Return the three rates that every arm is tried at."""
         middle = len(self.rates) // 2
         return self.rates[middle - 1 : middle + 2]
 
@@ -246,16 +241,16 @@ def tune_rates(
     engine: Engine | None = None,
     records: Records | None = None,
 ) -> Losses:
-    """Try rates for each method, on a seed of their own; finished runs are not repeated.
+    """Try rates for each arm, on a seed of their own; finished runs are not repeated.
 
     Raises:
         ValueError: a run failed; one that diverged has an infinite loss.
     """
-    losses: Losses = {arm.name: {} for arm in plan.tuned}
+    losses: Losses = {arm.name: {} for arm in plan.arms}
     for round_ in range(plan.extensions + 1):
         jobs = [
             RateJob(plan.recipe_of(arm, lr, TUNING_SEED), arm.name)
-            for arm in plan.tuned
+            for arm in plan.arms
             for lr in (plan.first_rates if round_ == 0 else _beyond(plan, losses[arm.name]))
         ]
         if not jobs:
@@ -282,8 +277,7 @@ def _beyond(plan: DexPlan, losses: dict[float, float]) -> list[float]:
 
 TUNING_NOTE = (
     "Held-out loss after runs as long as the study's ({steps} steps) with seed {seed}, which the "
-    "study does not use. A best rate at the edge may not be the best there is. Arms that differ in "
-    "the heads or in lam have the rate of " + HELD.name + "."
+    "study does not use. A best rate at the edge may not be the best there is."
 )
 
 
@@ -361,7 +355,7 @@ def run_trial(
     engine = engine or LocalEngine()
     console.print(cost_line(plan, seeds, engine.workers), highlight=False, soft_wrap=True)
     losses = tune_rates(plan, root, console, engine, kept)
-    rates = {arm.name: best_rate(losses[arm.rate_of or arm.name]) for arm in plan.arms}
+    rates = {arm.name: best_rate(losses[arm.name]) for arm in plan.arms}
     jobs = {
         arm.name: [
             ArmJob(plan.recipe_of(arm, rates[arm.name], seed), arm.name, plan.options)
@@ -400,7 +394,7 @@ def _recorder(records: Records | None, root: Path) -> Any:
 
 def cost_line(plan: DexPlan, seeds: int, workers: int) -> str:
     """Say how many runs and steps the study has, and how long it takes, by timing a step."""
-    runs, tuning = len(plan.arms) * seeds, len(plan.tuned) * len(plan.first_rates)
+    runs, tuning = len(plan.arms) * seeds, len(plan.arms) * len(plan.first_rates)
     steps = (runs + tuning) * plan.recipe.steps
     step, token = _timed(plan)
     recipe, length = plan.recipe, _length(plan)

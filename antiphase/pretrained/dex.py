@@ -80,7 +80,8 @@ class DexOutput(nn.Module):
         W_O = base_layer.weight
         self.W_D = nn.Parameter(W_O.new_empty(part.head_dim, part.head_dim))
         # with lam = 1 throughout, only W_D = 0 leaves the base model unchanged at step 0
-        nn.init.normal_(self.W_D, std=0.0 if config.lam == "one" else 0.02)
+        zero = config.zero_start or config.lam == "one"
+        nn.init.normal_(self.W_D, std=0.0 if zero else 0.02)
         init = depth_init(part.layer) if config.lam_init == "depth" else config.lam_init
         selected = torch.zeros(part.heads, 1)
         selected[heads] = 1.0

@@ -26,6 +26,8 @@ class DexConfig:
             without lam and annealing, a linear adapter whose W_D starts at 0.
         lam_lr_factor: learning rate of lam, as a multiple of the others'. The Trainers of this
             package follow it; in a loop of your own, give lam a parameter group.
+        zero_start: W_D starts at 0, not at N(0, 0.02²), so that the operation is what it has
+            learned. Annealing makes it trainable all the same.
         train: besides the operation: "kvo" W_K, W_V and W_O, "kv" W_K and W_V, "adapter" nothing.
     """
 
@@ -35,6 +37,7 @@ class DexConfig:
     lam_init: Literal["depth"] | float = "depth"
     lam: Literal["learned", "held", "one"] = "learned"
     lam_lr_factor: float = 1.0
+    zero_start: bool = False
     train: Literal["kvo", "kv", "adapter"] = "kvo"
 
     def __post_init__(self) -> None:
