@@ -9,8 +9,15 @@ from functools import partial
 from typing import Any
 
 from antiphase.analysis.statistics import Values, seed_interval
-from antiphase.experiments.arms import FOREIGN_NOISE, STANDARD, V1, Arm
-from antiphase.experiments.conditions import AS_TRAINED, CONDITIONS, STRESS, Condition
+from antiphase.experiments.arms import FOREIGN_NOISE, STANDARD, V1, Arm, is_standard
+from antiphase.experiments.conditions import (
+    AS_TRAINED,
+    CONDITIONS,
+    STRESS,
+    SYNTHETIC_CONDITIONS,
+    SYNTHETIC_STRESS,
+    Condition,
+)
 from antiphase.experiments.experiment import Chart, Measurement, Table, bar_chart, interval_row
 from antiphase.experiments.model_measurements import accuracy, answer_loss, mass
 from antiphase.experiments.trained_models import Measure, TrainedModels
@@ -25,6 +32,7 @@ from antiphase.experiments.verdicts import (
 )
 
 SIZE = 0.05  # the smallest difference of accuracies that counts
+SYNTHETIC_SIZE = 0.03  # in the synthetic study, with more seeds and a condition with less room
 
 
 def gain_of(one: Arm, other: Arm, stress: Condition = STRESS) -> Effect:
@@ -48,6 +56,7 @@ def contest(
     in_noise: bool = False,
     standard: Arm = STANDARD,
     stress: Condition = STRESS,
+    size: float = SIZE,
 ) -> Prediction:
     """Return a prediction about a contest, with its gates: both arms learned, room for an effect.
 
@@ -64,19 +73,24 @@ def contest(
         in_noise: whether the reason speaks of attention noise, so that there has to be some.
         standard: standard attention, trained on the same task.
         stress: the condition in which they are compared.
+        size: the smallest difference of accuracies that counts.
     """
     baseline = other if kind == "more" else standard
     gates: tuple[Gate, ...] = (
         learned(one.name),
         learned(other.name),
-        room(room_of(baseline, stress), SIZE),
-        *((noise(stress.name),) if in_noise else ()),
+        room(room_of(baseline, stress), size),
+        *((noise(stress.name, standard.name),) if in_noise else ()),
     )
-    return Prediction(reading, gain_of(one, other, stress), kind, SIZE, because, gates, primary)
+    return Prediction(reading, gain_of(one, other, stress), kind, size, because, gates, primary)
+
+
+synthetic_contest = partial(contest, stress=SYNTHETIC_STRESS, size=SYNTHETIC_SIZE)
+"""`contest` as the synthetic study has it."""
 
 
 def noise_contests(
-    arms: Mapping[str, Arm], stress: Condition, because: str
+    arms: Mapping[str, Arm], stress: Condition, because: str, size: float = SIZE
 ) -> tuple[Prediction, ...]:
     """Return what two readings say of a task with noise: must the second map share the noise?
 
@@ -84,12 +98,14 @@ def noise_contests(
         arms: standard attention, V1 and foreign noise, by their usual names.
         stress: the condition in which they are compared.
         because: what the noise is.
+        size: the smallest difference of accuracies that counts.
     """
     standard, v1, foreign = (arms[arm.name] for arm in (STANDARD, V1, FOREIGN_NOISE))
-    under = partial(contest, standard=standard, stress=stress)
+    under = partial(contest, standard=standard, stress=stress, size=size)
+    in_noise = partial(under, "cancelling", v1, kind="more", in_noise=True)
     return (
-        under("cancelling", v1, standard, "more", f"{because}; it is subtracted", primary=True),
-        under("cancelling", v1, foreign, "more", "another sequence's map has other noise"),
+        in_noise(standard, because=f"{because}; it is subtracted", primary=True),
+        in_noise(foreign, because="another sequence's map has other noise"),
         under(
             "unchaining",
             foreign,
@@ -140,10 +156,12 @@ def learned_effects(models: TrainedModels, arms: Sequence[Arm]) -> dict[Effect, 
     return {learned(arm.name).effect: models.values(arm, measure) for arm in arms}
 
 
-def noise_effect(models: TrainedModels, standard: Arm) -> dict[Effect, Values]:
+def noise_effect(
+    models: TrainedModels, standard: Arm, condition: Condition = STRESS
+) -> dict[Effect, Values]:
     """Measure what the gate `noise` needs: the mass of standard's retrieval heads on I."""
-    measure = partial(mass, kind="irrelevant")
-    return {noise(STRESS.name).effect: models.values(standard, measure)}
+    measure = partial(mass, kind="irrelevant", condition=condition)
+    return {noise(condition.name, standard.name).effect: models.values(standard, measure)}
 
 
 def gains_and_rooms(
@@ -184,8 +202,8 @@ def compare(
     """
     effects = gains_and_rooms(models, arms, pairs, stress, partial(accuracy, condition=stress))
     effects |= learned_effects(models, arms)
-    if stress == STRESS and STANDARD in arms:
-        effects |= noise_effect(models, STANDARD)
+    for standard in filter(is_standard, arms):
+        effects |= noise_effect(models, standard, stress)
     rows = [
         interval_row(
             arm.name,
@@ -204,3 +222,7 @@ def compare(
         },
     )
     return Measurement(effects, [Table("Accuracy", columns, rows)], [chart])
+
+
+compare_synthetic = partial(compare, conditions=SYNTHETIC_CONDITIONS, stress=SYNTHETIC_STRESS)
+"""`compare` under the stress of the synthetic study."""

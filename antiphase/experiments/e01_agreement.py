@@ -17,7 +17,7 @@ from antiphase.analysis.metrics.cancellation import (
 )
 from antiphase.analysis.statistics import seed_interval
 from antiphase.experiments.arms import STANDARD, V1, V2
-from antiphase.experiments.conditions import STRESS
+from antiphase.experiments.conditions import STRESS, Condition
 from antiphase.experiments.contests import learned_effects, noise_effect
 from antiphase.experiments.experiment import (
     Cell,
@@ -51,6 +51,7 @@ def agreement(
     metric: Metric = correlation,
     null: str = "",
     step: int | None = None,
+    condition: Condition = STRESS,
 ) -> Numbers:
     """Return how A1 and A2 compare in retrieval heads, by example.
 
@@ -60,8 +61,9 @@ def agreement(
         metric: of two maps and a mask.
         null: which other A2 to take, one of NULLS.
         step: a milestone; default: the run's end.
+        condition: of the sequences.
     """
-    return in_retrieval_heads(model, _head_metric(kind, metric, null), step=step)
+    return in_retrieval_heads(model, _head_metric(kind, metric, null), condition, step)
 
 
 def _head_metric(
@@ -74,10 +76,15 @@ def _head_metric(
     return of_layer
 
 
-def above_null(model: TrainedModel, null: str = OTHER_HEAD, step: int | None = None) -> Numbers:
+def above_null(
+    model: TrainedModel,
+    null: str = OTHER_HEAD,
+    step: int | None = None,
+    condition: Condition = STRESS,
+) -> Numbers:
     """Return the correlation on I above that with another A2, by example."""
-    same = agreement(model, "irrelevant", step=step)
-    return same - agreement(model, "irrelevant", null=null, step=step)
+    of_maps = partial(agreement, model, "irrelevant", step=step, condition=condition)
+    return of_maps() - of_maps(null=null)
 
 
 def noise_over_signal(model: TrainedModel) -> Numbers:

@@ -4,6 +4,7 @@ The analysis says that lam learns the weight that removes most noise. That is la
 of A1 on A2 over the irrelevant tokens; the learned lam is compared with it.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -14,43 +15,58 @@ from antiphase.analysis.ground_truth import GroundTruth
 from antiphase.analysis.metrics.cancellation import from_another_example, optimal_weight
 from antiphase.analysis.statistics import difference
 from antiphase.experiments.arms import STANDARD, V1, Arm
-from antiphase.experiments.conditions import CONDITIONS, NEAR, STRESS, grid
-from antiphase.experiments.contests import accuracy_chart, compare, contest
+from antiphase.experiments.conditions import (
+    NEAR,
+    SYNTHETIC_CONDITIONS,
+    SYNTHETIC_STRESS,
+    grid,
+)
+from antiphase.experiments.contests import accuracy_chart, compare_synthetic, synthetic_contest
 from antiphase.experiments.e07_grid import SIZE
 from antiphase.experiments.experiment import Experiment, Measurement, Table, interval_row
-from antiphase.experiments.model_measurements import Numbers, answer_loss, in_retrieval_heads
+from antiphase.experiments.model_measurements import Numbers, calibrated_loss, in_retrieval_heads
 from antiphase.experiments.trained_models import TrainedModel, TrainedModels
-from antiphase.experiments.verdicts import Effect, Prediction, learned, noise, room
+from antiphase.experiments.verdicts import Effect, Prediction, learned, manipulation, noise, room
 from antiphase.training.callbacks import lambdas
 
 FIXED = {lam: Arm(f"lam = {lam}", "diff_v1", {"lam": lam}) for lam in (1.0, 0.8, 0.5, 0.0)}
-AT_STRESS = {near: condition for (_, near), condition in grid((STRESS.length,), [*NEAR]).items()}
+AT_STRESS = {
+    near: condition for (_, near), condition in grid((SYNTHETIC_STRESS.length,), [*NEAR]).items()
+}
 GROWTH = Effect(
-    "loss",
+    "calibrated loss",
     FIXED[0.0].name,
     versus=FIXED[1.0].name,
-    condition=f"near minus far distractors, {STRESS.length:g}x length",
+    condition=f"near minus far distractors, {SYNTHETIC_STRESS.length:g}x length",
 )
-LOSS = Effect("loss", FIXED[0.0].name, condition=STRESS.name)
+LOSS = Effect("calibrated loss", FIXED[0.0].name, condition=SYNTHETIC_STRESS.name)
 LAM_SIZE = 0.1
-LAM_GAP = Effect("lam minus lam*, retrieval heads", V1.name, condition=STRESS.name)
+LAM = Effect("lam, retrieval heads", V1.name, condition=SYNTHETIC_STRESS.name)
+SUBTRACTS = manipulation(LAM, LAM_SIZE)  # in the primary study, lam of the first layer is negative
+LAM_GAP = Effect("lam minus lam*, retrieval heads", V1.name, condition=SYNTHETIC_STRESS.name)
+
+
+def _if_it_subtracts(prediction: Prediction) -> Prediction:
+    return replace(prediction, gates=(*prediction.gates, SUBTRACTS))
 
 
 class FixedLambdaTest(Experiment):
     """V1 with lam fixed, against lam learned."""
 
-    version = 7
+    version = 8
     arms = (STANDARD, V1, *FIXED.values())
-    conditions = tuple(dict.fromkeys((*CONDITIONS, *AT_STRESS.values())))
+    conditions = tuple(dict.fromkeys((*SYNTHETIC_CONDITIONS, *AT_STRESS.values())))
     predictions = (
-        contest(
-            "cancelling",
-            V1,
-            FIXED[0.0],
-            "more",
-            "no subtraction, no denoising",
-            primary=True,
-            in_noise=True,
+        _if_it_subtracts(
+            synthetic_contest(
+                "cancelling",
+                V1,
+                FIXED[0.0],
+                "more",
+                "no subtraction, no denoising",
+                primary=True,
+                in_noise=True,
+            )
         ),
         Prediction(
             "cancelling",
@@ -62,7 +78,7 @@ class FixedLambdaTest(Experiment):
                 learned(FIXED[1.0].name),
                 learned(FIXED[0.0].name),
                 room(LOSS, SIZE),
-                noise(STRESS.name),
+                noise(SYNTHETIC_STRESS.name),
             ),
         ),
         Prediction(
@@ -71,9 +87,9 @@ class FixedLambdaTest(Experiment):
             "same",
             LAM_SIZE,
             "the analysis: lam learns the weight that removes most noise",
-            gates=(learned(V1.name), noise(STRESS.name)),
+            gates=(learned(V1.name), noise(SYNTHETIC_STRESS.name)),
         ),
-        contest(
+        synthetic_contest(
             "unchaining",
             FIXED[0.5],
             FIXED[1.0],
@@ -90,17 +106,18 @@ class FixedLambdaTest(Experiment):
             *((arm, FIXED[0.0]) for lam, arm in FIXED.items() if lam),
             *((V1, arm) for lam, arm in FIXED.items() if lam),
         ]
-        found = compare(models, self.arms, pairs)
+        found = compare_synthetic(models, self.arms, pairs)
         near, far = (
-            models.gain(FIXED[0.0], FIXED[1.0], partial(answer_loss, condition=AT_STRESS[name]))
+            models.gain(FIXED[0.0], FIXED[1.0], partial(calibrated_loss, condition=AT_STRESS[name]))
             for name in ("near", "far")
         )
         found.effects[GROWTH] = difference(near, far)
-        found.effects[LOSS] = models.values(FIXED[0.0], answer_loss)
-        found.effects[LAM_GAP] = difference(
-            models.values(V1, learned_weight), models.values(V1, best_weight)
+        found.effects[LOSS] = models.values(
+            FIXED[0.0], partial(calibrated_loss, condition=SYNTHETIC_STRESS)
         )
-        title = f"Accuracy as distractors become nearer, {STRESS.length:g}x length"
+        found.effects[LAM] = models.values(V1, learned_weight)
+        found.effects[LAM_GAP] = difference(found.effects[LAM], models.values(V1, best_weight))
+        title = f"Accuracy as distractors become nearer, {SYNTHETIC_STRESS.length:g}x length"
         found.figures.append(accuracy_chart(title, "distractors", models, self.arms, AT_STRESS))
         found.tables += [learned_lambda(models, V1), _best_lambda(models)]
         return found
@@ -118,7 +135,7 @@ def learned_weight(model: TrainedModel) -> Numbers:
         assert layer.lam is not None
         return layer.lam.mean((-1, -2)).expand(layer.signal.shape[:2])  # [B, h]
 
-    return in_retrieval_heads(model, metric)
+    return in_retrieval_heads(model, metric, SYNTHETIC_STRESS)
 
 
 def best_weight(model: TrainedModel, null: bool = False) -> Numbers:
@@ -134,7 +151,7 @@ def best_weight(model: TrainedModel, null: bool = False) -> Numbers:
         noise = from_another_example(layer.noise) if null else layer.noise
         return optimal_weight(layer.signal, noise, truth)
 
-    return in_retrieval_heads(model, metric)
+    return in_retrieval_heads(model, metric, SYNTHETIC_STRESS)
 
 
 def _best_lambda(models: TrainedModels) -> Table:
@@ -143,7 +160,9 @@ def _best_lambda(models: TrainedModels) -> Table:
     rows = [interval_row(V1.name, *(models.values(V1, measure) for measure in measures))]
     columns = ["", "lam", "lam*", "lam*, A2 of another example"]
     note = "lam* removes most of A1's weights on irrelevant tokens, in squares."
-    return Table(f"The lam that would remove most noise, {STRESS.name}", columns, rows, note)
+    return Table(
+        f"The lam that would remove most noise, {SYNTHETIC_STRESS.name}", columns, rows, note
+    )
 
 
 def learned_lambda(models: TrainedModels, *arms: Arm) -> Table:

@@ -9,7 +9,7 @@ from antiphase.analysis.ground_truth import GroundTruth
 from antiphase.analysis.metrics import sparsity
 from antiphase.analysis.metrics.cancellation import from_another_example, rejection
 from antiphase.experiments.arms import STANDARD, V1, V2
-from antiphase.experiments.conditions import STRESS
+from antiphase.experiments.conditions import STRESS, Condition
 from antiphase.experiments.contests import learned_effects, noise_effect
 from antiphase.experiments.experiment import (
     Experiment,
@@ -45,10 +45,10 @@ BOTH = (learned(V1.name), learned(STANDARD.name), noise(STRESS.name))
 ONLY_V1 = (learned(V1.name), noise(STRESS.name))
 
 
-def sparsity_metric(model: TrainedModel, name: str) -> Numbers:
+def sparsity_metric(model: TrainedModel, name: str, condition: Condition = STRESS) -> Numbers:
     """Return a metric of the maps that are applied to V, in retrieval heads, by example."""
     metric: HeadMetric = lambda layer, truth: METRICS[name](layer.difference, truth.visible)  # noqa: E731
-    return in_retrieval_heads(model, metric)
+    return in_retrieval_heads(model, metric, condition)
 
 
 def common_mode_rejection(model: TrainedModel, null: bool = False) -> Numbers:

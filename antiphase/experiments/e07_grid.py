@@ -1,6 +1,6 @@
 """Test 7: the grid that separates the readings, sequence length against noise."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -26,14 +26,18 @@ from antiphase.experiments.experiment import (
     Table,
     interval_row,
 )
-from antiphase.experiments.model_measurements import accuracy, answer_loss
+from antiphase.experiments.model_measurements import Numbers, accuracy, answer_loss
 from antiphase.experiments.trained_models import TrainedModels
 from antiphase.experiments.verdicts import Effect, Prediction, learned, noise, room
 
 SIZE = 0.1  # nats
-GAIN = "gain in loss over standard"
 Cells = Mapping[Cell, Values]
 """A quantity in each cell of the grid, by seed and example."""
+
+
+def gain_in(what: str) -> str:
+    """Return the name of how much lower a loss is than that of standard attention."""
+    return f"gain in {what} over standard"
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ def mean_of(cells: list[Values]) -> Values:
 
 AXES = Axes(LENGTHS, DISTRACTORS)
 BY_NOISE, BY_LENGTH = (
-    Effect(GAIN, V1.name, condition=name) for name in (AXES.noise_name, AXES.length_name)
+    Effect(gain_in("loss"), V1.name, condition=name) for name in (AXES.noise_name, AXES.length_name)
 )
 LOSS = Effect("loss", STANDARD.name, condition=STRESS.name)
 GATES = (learned(V1.name), learned(STANDARD.name), room(LOSS, SIZE), noise(STRESS.name))
@@ -91,6 +95,9 @@ class GridTest(Experiment):
     """Length x noise: how much lower the loss is than standard's in each cell."""
 
     axes: ClassVar[Axes] = AXES
+    what: ClassVar[str] = LOSS.metric
+    of_answers: ClassVar[Callable[..., Numbers]] = staticmethod(answer_loss)
+    stress: ClassVar[Condition] = STRESS
     version = 4
     arms: ClassVar[Sequence[Arm]] = (STANDARD, V1, V2)
     predictions: ClassVar[Sequence[Prediction]] = (
@@ -117,15 +124,16 @@ class GridTest(Experiment):
 
     def measure(self, models: TrainedModels) -> Measurement:
         gains = {arm.name: self.gains(models, arm) for arm in self.arms[1:]}
-        effects: dict[Effect, Values] = {LOSS: models.values(STANDARD, answer_loss)}
+        under_stress = Effect(self.what, STANDARD.name, condition=self.stress.name)
+        of_answers = partial(self.of_answers, condition=self.stress)
+        effects: dict[Effect, Values] = {under_stress: models.values(STANDARD, of_answers)}
         for name, cells in gains.items():
-            effects[Effect(GAIN, name, condition=self.axes.noise_name)] = self.axes.by_noise(cells)
-            effects[Effect(GAIN, name, condition=self.axes.length_name)] = self.axes.by_length(
-                cells
-            )
+            of_arm = partial(Effect, gain_in(self.what), name)
+            effects[of_arm(condition=self.axes.noise_name)] = self.axes.by_noise(cells)
+            effects[of_arm(condition=self.axes.length_name)] = self.axes.by_length(cells)
         gated = {g.effect.arm for p in self.predictions for g in p.gates if g.kind == "learned"}
         effects |= learned_effects(models, [arm for arm in self.arms if arm.name in gated])
-        effects |= noise_effect(models, STANDARD)
+        effects |= noise_effect(models, STANDARD, self.stress)
         conditions = self.axes.cells.values()
         tables = [
             Table(
@@ -139,7 +147,10 @@ class GridTest(Experiment):
                     for arm in self.arms
                 ],
             )
-            for title, measure in (("Loss on the answer", answer_loss), ("Accuracy", accuracy))
+            for title, measure in (
+                (f"{self.what.capitalize()} on the answer", self.of_answers),
+                ("Accuracy", accuracy),
+            )
         ]
         return Measurement(effects, tables, [self._heatmap(name, gains[name]) for name in gains])
 
@@ -151,7 +162,7 @@ class GridTest(Experiment):
     def losses(self, models: TrainedModels, arm: Arm) -> dict[Cell, Values]:
         """Return the loss of an arm on the answer, in each cell."""
         return {
-            cell: models.values(arm, partial(answer_loss, condition=condition))
+            cell: models.values(arm, partial(self.of_answers, condition=condition))
             for cell, condition in self.axes.cells.items()
         }
 
@@ -159,7 +170,7 @@ class GridTest(Experiment):
         lengths, distractors = self.axes.lengths, self.axes.distractors
         means = {cell: float(np.mean([v.mean() for v in seeds])) for cell, seeds in cells.items()}
         return Heatmap(
-            f"Loss of standard minus that of {name}",
+            f"{self.what.capitalize()} of standard minus that of {name}",
             "distractors",
             "times the length in training",
             list(distractors),

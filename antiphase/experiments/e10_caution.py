@@ -6,8 +6,8 @@ from functools import partial
 import torch
 
 from antiphase.experiments.arms import STANDARD, V1, V2, on_task
-from antiphase.experiments.conditions import AS_TRAINED, TWICE_AS_LONG, Condition
-from antiphase.experiments.contests import SIZE, learned_effects
+from antiphase.experiments.conditions import AS_TRAINED, UNANSWERABLE_STRESS, Condition
+from antiphase.experiments.contests import learned_effects, noise_effect
 from antiphase.experiments.experiment import (
     Experiment,
     Measurement,
@@ -17,7 +17,7 @@ from antiphase.experiments.experiment import (
 )
 from antiphase.experiments.model_measurements import Numbers, answers
 from antiphase.experiments.trained_models import TrainedModel, TrainedModels
-from antiphase.experiments.verdicts import Effect, Prediction, learned, room
+from antiphase.experiments.verdicts import Effect, Prediction, learned, noise, room
 
 UNANSWERABLE = {
     "task": "unanswerable",
@@ -33,8 +33,9 @@ UNANSWERABLE = {
     "criterion": None,  # it counts repeated needles, which all have an answer, more than refusals
 }
 ARMS = on_task("unanswerable", (STANDARD, V1, V2), UNANSWERABLE)
-# at 1.5 times the length standard attention answers 2% to 7% of the unanswerable questions: no room
-STRESS = TWICE_AS_LONG
+# at twice the length standard attention answers 10% to 20% of the unanswerable questions: no room
+STRESS = UNANSWERABLE_STRESS
+SIZE = 0.1  # rates of two seeds of standard attention are 0.3 apart
 REFUSAL_RATE = 0.05  # on answerable questions, the same for all arms
 EXAMPLES = 512
 HALLUCINATIONS = Effect(
@@ -81,7 +82,7 @@ def outcome(
 class CautionTest(Experiment):
     """Answerable and unanswerable retrieval, both kinds of error, then at equal refusal rates."""
 
-    version = 6
+    version = 7
     arms = tuple(ARMS.values())
     conditions = (AS_TRAINED, STRESS)
     predictions = (
@@ -95,6 +96,7 @@ class CautionTest(Experiment):
                 learned(ARMS["standard"].name),
                 learned(ARMS["V1"].name),
                 room(HALLUCINATIONS_LEFT, SIZE),
+                noise(STRESS.name, ARMS["standard"].name),
             ),
             primary=True,
         ),
@@ -106,6 +108,7 @@ class CautionTest(Experiment):
             HALLUCINATIONS: models.gain(ARMS["standard"], ARMS["V1"], hallucinated),
             HALLUCINATIONS_LEFT: models.values(ARMS["standard"], hallucinated),
         }
+        effects |= noise_effect(models, ARMS["standard"], STRESS)
         columns = {
             "answers to unanswerable": "hallucinated",
             "refusals of answerable": "refused",

@@ -8,7 +8,7 @@ import torch
 
 from antiphase.analysis.metrics import rank
 from antiphase.experiments.arms import LOW_RANK_NOISE, STANDARD, V1, Arm
-from antiphase.experiments.conditions import STRESS
+from antiphase.experiments.conditions import STRESS, Condition
 from antiphase.experiments.contests import compare, contest
 from antiphase.experiments.experiment import (
     Cell,
@@ -56,6 +56,7 @@ class CheapNoiseTest(Experiment):
     """Low-rank noise against V1, and the rank of V1's own noise maps."""
 
     version = 7
+    stress: ClassVar[Condition] = STRESS
     arms: ClassVar[Sequence[Arm]] = (STANDARD, V1, LOW_RANK_NOISE)
     pairs: ClassVar[Sequence[tuple[Arm, Arm]]] = ((LOW_RANK_NOISE, V1), (LOW_RANK_NOISE, STANDARD))
     predictions: ClassVar[Sequence[Prediction]] = (
@@ -73,7 +74,9 @@ class CheapNoiseTest(Experiment):
     )
 
     def measure(self, models: TrainedModels) -> Measurement:
-        found = compare(models, self.arms, self.pairs)
+        found = compare(
+            models, self.arms, self.pairs, conditions=self.conditions, stress=self.stress
+        )
         arms = self.arms[1:]  # with a noise map
         found.effects[RANK] = models.values(V1, rank_below_claim)
         rows = [
@@ -93,18 +96,22 @@ class CheapNoiseTest(Experiment):
         }
         found.figures.append(bar_chart(f"Effective rank, {BLOCK}", "rank", ranks))
         found.tables += [
-            Table("Loss and cost", ["", *COSTS], [_cost(models, arm) for arm in self.arms]),
+            Table(
+                "Loss and cost",
+                ["", f"loss, {self.stress.name}", *COSTS],
+                [_cost(models, arm, self.stress) for arm in self.arms],
+            ),
             Table(f"Rank, {BLOCK}", ["", *MAPS], rows),
         ]
         return found
 
 
-COSTS = (f"loss, {STRESS.name}", "FLOPs per token at 128", "at 2048")
+COSTS = ("FLOPs per token at 128", "at 2048")
 
 
-def _cost(models: TrainedModels, arm: Arm) -> list[Cell]:
+def _cost(models: TrainedModels, arm: Arm, stress: Condition) -> list[Cell]:
     """Return the loss, and the FLOPs of one more token at two context lengths."""
     config = models[arm][0].config
     flops = [summarise(config, context, torch.float32).flops for context in (128, 2048)]
-    loss = models.values(arm, answer_loss)
+    loss = models.values(arm, partial(answer_loss, condition=stress))
     return [*interval_row(arm.name, loss), *(f"{f:,}" for f in flops)]

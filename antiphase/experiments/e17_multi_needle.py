@@ -1,5 +1,8 @@
 """Test 17: several needles at once, by their number, their depth and the length of the haystack.
 
+That the gain grows with the number of needles is not predicted: the accuracy of standard attention
+does not depend on it here (docs/log.md), so there is nothing to gain.
+
 The models are those of the study's own task. Distractors are far: needles that are not queried are
 the only pairs whose keys could be asked for, so their number is the noise.
 """
@@ -8,18 +11,16 @@ from functools import partial
 
 import numpy as np
 
-from antiphase.analysis.statistics import difference
 from antiphase.experiments.arms import FOREIGN_NOISE, STANDARD, TOP_16, V1, V2, Arm
 from antiphase.experiments.conditions import AS_TRAINED, ChangedTask
 from antiphase.experiments.contests import (
-    SIZE,
+    SYNTHETIC_SIZE,
     contest,
-    gain_of,
     gains_and_rooms,
     learned_effects,
     noise_contests,
+    noise_effect,
     noise_pairs,
-    room_of,
 )
 from antiphase.experiments.experiment import (
     Experiment,
@@ -32,15 +33,14 @@ from antiphase.experiments.experiment import (
 )
 from antiphase.experiments.model_measurements import accuracy_of_all_questions
 from antiphase.experiments.trained_models import TrainedModels
-from antiphase.experiments.verdicts import Effect, Prediction, learned, room
 
 ARMS = {arm.name: arm for arm in (STANDARD, V1, V2, TOP_16, FOREIGN_NOISE)}
-LENGTHS = (1.0, 1.5, 2.0)
+LENGTHS, OF_COUNTS = (1.0, 1.5, 2.0), 1.75  # times the length in training
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 COUNTS = {  # N needles, R queried, as in the published table
     (n, r): ChangedTask(
-        f"{n} needle{'s' if n > 1 else ''}, {r} queried, {LENGTHS[-1]:g}x length",
-        LENGTHS[-1],
+        f"{n} needle{'s' if n > 1 else ''}, {r} queried, {OF_COUNTS:g}x length",
+        OF_COUNTS,
         options=(("needles", n), ("queried", r)),
     )
     for n, r in ((1, 1), (2, 2), (4, 2), (6, 2))
@@ -54,9 +54,8 @@ BY_DEPTH = {
     for length in LENGTHS
     for depth in DEPTHS
 }
-ONE, MANY = COUNTS[1, 1], COUNTS[6, 2]
+MANY = COUNTS[6, 2]
 EARLY = BY_DEPTH[LENGTHS[-1], 0.25]  # where the published gap is largest
-GROWTH = Effect("accuracy", V1.name, versus=STANDARD.name, condition=f"{MANY.name} minus 1 needle")
 
 
 class MultiNeedleTest(Experiment):
@@ -65,15 +64,7 @@ class MultiNeedleTest(Experiment):
     arms = tuple(ARMS.values())
     conditions = (AS_TRAINED, *COUNTS.values(), *BY_DEPTH.values())
     predictions = (
-        *noise_contests(ARMS, MANY, "other needles are noise"),
-        Prediction(
-            "cancelling",
-            GROWTH,
-            "more",
-            SIZE,
-            "the more needles, the more noise",
-            gates=(learned(V1.name), learned(STANDARD.name), room(room_of(STANDARD, MANY), SIZE)),
-        ),
+        *noise_contests(ARMS, MANY, "other needles are noise", SYNTHETIC_SIZE),
         contest(
             "cancelling",
             V1,
@@ -81,6 +72,8 @@ class MultiNeedleTest(Experiment):
             "more",
             "noise adds up over all tokens after an early needle",
             stress=EARLY,
+            size=SYNTHETIC_SIZE,
+            in_noise=True,
         ),
         contest(
             "sparsity",
@@ -90,6 +83,7 @@ class MultiNeedleTest(Experiment):
             "any sparse attention would do",
             primary=True,
             stress=MANY,
+            size=SYNTHETIC_SIZE,
         ),
     )
 
@@ -99,9 +93,8 @@ class MultiNeedleTest(Experiment):
         for stress in (*COUNTS.values(), EARLY):
             every = partial(accuracy_of_all_questions, condition=stress)
             effects |= gains_and_rooms(models, self.arms, pairs, stress, every)
-        effects[GROWTH] = difference(
-            effects[gain_of(V1, STANDARD, MANY)], effects[gain_of(V1, STANDARD, ONE)]
-        )
+        for stress in (MANY, EARLY):
+            effects |= noise_effect(models, STANDARD, stress)
         by_count = {
             condition.name: {
                 arm.name: models.values(

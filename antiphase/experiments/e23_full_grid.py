@@ -2,6 +2,9 @@
 
 Test 7 found that V1's gain over standard attention grows with noise. So would the gain of any
 second map that helps: here the controls are in the grid, too.
+
+The loss is taken at the temperature that suits each model. Without that, settings that answer
+equally well differ by more than the size that counts.
 """
 
 from dataclasses import replace
@@ -16,9 +19,10 @@ from antiphase.experiments.arms import (
     V2,
     Arm,
 )
-from antiphase.experiments.conditions import AS_TRAINED, NEAR, STRESS
-from antiphase.experiments.e07_grid import GAIN, LOSS, Axes, GridTest, mean_of
+from antiphase.experiments.conditions import AS_TRAINED, NEAR, SYNTHETIC_STRESS
+from antiphase.experiments.e07_grid import Axes, GridTest, gain_in, mean_of
 from antiphase.experiments.experiment import Measurement
+from antiphase.experiments.model_measurements import calibrated_loss
 from antiphase.experiments.trained_models import TrainedModels
 from antiphase.experiments.verdicts import (
     Effect,
@@ -30,10 +34,11 @@ from antiphase.experiments.verdicts import (
     room,
 )
 
-SIZE = 0.2  # nats; twice that of test 7, as losses at twice the length are larger
+SIZE = 0.1  # nats
 AXES = Axes((1.0, 1.5, 2.0), tuple(NEAR))
 BY_NOISE, BY_LENGTH, OVERALL = AXES.noise_name, AXES.length_name, "mean over cells"
-GROWTH_LEFT = Effect("loss", FOREIGN_NOISE.name, condition=BY_NOISE)  # as much as V1 can gain more
+WHAT = "calibrated loss"
+GAIN = gain_in(WHAT)
 
 
 def _prediction(
@@ -47,23 +52,32 @@ def _prediction(
     *,
     primary: bool = False,
 ) -> Prediction:
-    """Return a prediction about the gain of an arm, minus that of another if it is not standard."""
+    """Return a prediction about the gain of an arm, minus that of another if it is not standard.
+
+    The loss of the baseline must leave room in the same combination of cells: a gain cannot grow
+    with noise by more than the loss does.
+    """
     versus = None if other == STANDARD else other.name
     effect = Effect(GAIN, one.name, versus=versus, condition=condition)
-    common = (learned(one.name), learned(other.name), room(LOSS, SIZE))
+    baseline = other if kind == "more" else STANDARD
+    left = Effect(WHAT, baseline.name, condition=condition)
+    common = (learned(one.name), learned(other.name), room(left, SIZE))
     return Prediction(reading, effect, kind, SIZE, because, (*common, *gates), primary)
 
 
-IN_NOISE = noise(STRESS.name)
+IN_NOISE = noise(SYNTHETIC_STRESS.name)
 
 
 class FullGridTest(GridTest):
     """Length x noise, 3 x 3: gains of V1, V2 and of the controls."""
 
     axes = AXES
-    version = 1
+    what = WHAT
+    of_answers = staticmethod(calibrated_loss)
+    stress = SYNTHETIC_STRESS
+    version = 2
     arms = (STANDARD, V1, V2, TOP_16, SIGNED_MASK, FOREIGN_NOISE)
-    conditions = (AS_TRAINED, *AXES.cells.values())
+    conditions = tuple(dict.fromkeys((AS_TRAINED, SYNTHETIC_STRESS, *AXES.cells.values())))
     predictions = (
         _prediction(
             "cancelling",
@@ -72,7 +86,7 @@ class FullGridTest(GridTest):
             BY_NOISE,
             "more",
             "only noise of the same sequence can be cancelled",
-            (room(GROWTH_LEFT, SIZE), IN_NOISE),
+            (IN_NOISE,),
             primary=True,
         ),
         _prediction(
@@ -132,6 +146,14 @@ class FullGridTest(GridTest):
     def measure(self, models: TrainedModels) -> Measurement:
         found = super().measure(models)
         effects = found.effects
+        for arm in self.arms:
+            losses = self.losses(models, arm)
+            combined = {
+                BY_NOISE: self.axes.by_noise(losses),
+                BY_LENGTH: self.axes.by_length(losses),
+                OVERALL: mean_of([*losses.values()]),
+            }
+            effects |= {Effect(WHAT, arm.name, condition=c): v for c, v in combined.items()}
         for arm in self.arms[1:]:
             gains = self.gains(models, arm)
             effects[Effect(GAIN, arm.name, condition=OVERALL)] = mean_of([*gains.values()])
@@ -142,5 +164,4 @@ class FullGridTest(GridTest):
                     replace(effect, arm=a, versus=None) for a in (effect.arm, effect.versus)
                 )
                 effects[effect] = difference(effects[one], effects[other])
-        effects[GROWTH_LEFT] = self.axes.by_noise(self.losses(models, FOREIGN_NOISE))
         return found

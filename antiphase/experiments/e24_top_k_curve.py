@@ -3,10 +3,12 @@
 In test 4, k was chosen at one learning rate and branch scale, before the others were tuned.
 """
 
+from functools import partial
+
 from antiphase.analysis.statistics import seed_interval
 from antiphase.experiments.arms import STANDARD, TOP_16, V1, Arm
-from antiphase.experiments.conditions import STRESS
-from antiphase.experiments.contests import compare, contest
+from antiphase.experiments.conditions import SYNTHETIC_CONDITIONS, SYNTHETIC_STRESS
+from antiphase.experiments.contests import compare_synthetic, synthetic_contest
 from antiphase.experiments.experiment import Chart, Experiment, Measurement
 from antiphase.experiments.model_measurements import accuracy
 from antiphase.experiments.trained_models import TrainedModels
@@ -19,10 +21,11 @@ TOP_KS = {
 class TopKCurveTest(Experiment):
     """Top-k attention with k of 4, 8, 16 and 32 against V1 and standard attention."""
 
+    conditions = SYNTHETIC_CONDITIONS
     arms = (STANDARD, V1, *TOP_KS.values())
     predictions = (
         *(
-            contest(
+            synthetic_contest(
                 "sparsity",
                 arm,
                 V1,
@@ -32,8 +35,10 @@ class TopKCurveTest(Experiment):
             )
             for arm in TOP_KS.values()
         ),
-        contest("sparsity", TOP_16, STANDARD, "more", "what helps is that few tokens remain"),
-        contest(
+        synthetic_contest(
+            "sparsity", TOP_16, STANDARD, "more", "what helps is that few tokens remain"
+        ),
+        synthetic_contest(
             "cancelling",
             V1,
             TOP_16,
@@ -47,13 +52,16 @@ class TopKCurveTest(Experiment):
     def measure(self, models: TrainedModels) -> Measurement:
         pairs = [(V1, STANDARD), (V1, TOP_16)]
         pairs += [(arm, other) for arm in TOP_KS.values() for other in (V1, STANDARD)]
-        found = compare(models, self.arms, pairs)
+        found = compare_synthetic(models, self.arms, pairs)
+        of_answers = partial(accuracy, condition=SYNTHETIC_STRESS)
         series = {
-            name: [(k, seed_interval(models.values(arm, accuracy))) for k, arm in by_k.items()]
+            name: [(k, seed_interval(models.values(arm, of_answers))) for k, arm in by_k.items()]
             for name, by_k in {
                 "top-k": TOP_KS,
                 **{arm.name: dict.fromkeys(TOP_KS, arm) for arm in (STANDARD, V1)},
             }.items()
         }
-        found.figures.append(Chart(f"Accuracy by k, {STRESS.name}", "k", "accuracy", series))
+        found.figures.append(
+            Chart(f"Accuracy by k, {SYNTHETIC_STRESS.name}", "k", "accuracy", series)
+        )
         return found

@@ -3,12 +3,13 @@
 Test 8 found that norm and subtraction each add half of the gain. A norm per token changes the scale
 of each head's output and how it varies over tokens; a scalar changes the scale alone.
 
-The contests of test 8 are repeated, since their arms were tuned by the loss as trained there and
-are tuned by the loss under stress here.
+The contests of test 8 are repeated, since their arms were tuned by the loss in the training
+condition there and are tuned by errors under stress here.
 """
 
 from antiphase.experiments.arms import STANDARD, STANDARD_NORM, V1, V1_NO_NORM, Arm
-from antiphase.experiments.contests import compare, contest
+from antiphase.experiments.conditions import SYNTHETIC_CONDITIONS
+from antiphase.experiments.contests import compare_synthetic, synthetic_contest
 from antiphase.experiments.experiment import Experiment, Measurement
 from antiphase.experiments.trained_models import TrainedModels
 
@@ -19,9 +20,10 @@ V1_SCALAR = Arm("V1 with a scalar", "diff_v1", {"head_norm": "scalar"})
 class ScalarTest(Experiment):
     """Standard attention and V1, each with a head norm, with one scalar, and with neither."""
 
+    conditions = SYNTHETIC_CONDITIONS
     arms = (STANDARD, STANDARD_SCALAR, STANDARD_NORM, V1_NO_NORM, V1_SCALAR, V1)
     predictions = (
-        contest(
+        synthetic_contest(
             "cancelling",
             V1_SCALAR,
             STANDARD_SCALAR,
@@ -30,7 +32,7 @@ class ScalarTest(Experiment):
             primary=True,
             in_noise=True,
         ),
-        contest(
+        synthetic_contest(
             "unchaining",
             V1_SCALAR,
             V1,
@@ -38,8 +40,10 @@ class ScalarTest(Experiment):
             "weights that leave the simplex need a scale, not a norm",
             primary=True,
         ),
-        contest("unchaining", V1_SCALAR, V1_NO_NORM, "more", "without a norm the scale is lost"),
-        contest(
+        synthetic_contest(
+            "unchaining", V1_SCALAR, V1_NO_NORM, "more", "without a norm the scale is lost"
+        ),
+        synthetic_contest(
             "cancelling",
             V1,
             STANDARD,
@@ -47,7 +51,7 @@ class ScalarTest(Experiment):
             "noise is subtracted, both arms at their best",
             in_noise=True,
         ),
-        contest(
+        synthetic_contest(
             "cancelling",
             V1,
             STANDARD_NORM,
@@ -55,7 +59,7 @@ class ScalarTest(Experiment):
             "the norm alone removes no noise",
             in_noise=True,
         ),
-        contest(
+        synthetic_contest(
             "unchaining",
             V1_NO_NORM,
             STANDARD,
@@ -75,4 +79,4 @@ class ScalarTest(Experiment):
             (V1, STANDARD_NORM),
             (V1_NO_NORM, STANDARD),
         ]
-        return compare(models, self.arms, pairs)
+        return compare_synthetic(models, self.arms, pairs)

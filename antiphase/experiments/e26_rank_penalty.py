@@ -9,16 +9,17 @@ from dataclasses import replace
 from functools import partial
 
 from antiphase.experiments.arms import STANDARD, V1, Arm
-from antiphase.experiments.contests import contest
+from antiphase.experiments.conditions import SYNTHETIC_CONDITIONS, SYNTHETIC_STRESS
+from antiphase.experiments.contests import synthetic_contest
 from antiphase.experiments.e13_cheap_noise import CheapNoiseTest, map_rank
 from antiphase.experiments.experiment import Measurement
 from antiphase.experiments.trained_models import TrainedModels
-from antiphase.experiments.verdicts import Effect, Prediction, manipulation
+from antiphase.experiments.verdicts import Effect, Gate, Prediction
 
 PENALISED = Arm("V1 with a rank penalty", "diff_v1", changes={"rank_penalty": 0.01})
 FIXED_NOISE = Arm("fixed noise", "fixed_noise")
-RANK_FALL = Effect("effective rank of A2", V1.name, versus=PENALISED.name)
-TOOK_HOLD = manipulation(RANK_FALL, 5.0)  # of 26
+RANK = Effect("effective rank of A2", PENALISED.name)
+TOOK_HOLD = Gate("manipulation", RANK, high=10.0)  # V1 has 26; 2 to 5 is claimed
 
 
 def _if_the_rank_falls(prediction: Prediction) -> Prediction:
@@ -28,7 +29,9 @@ def _if_the_rank_falls(prediction: Prediction) -> Prediction:
 class RankPenaltyTest(CheapNoiseTest):
     """V1 with a penalty on the rank of its noise maps, and fixed noise, against V1."""
 
-    version = 1
+    version = 2
+    conditions = SYNTHETIC_CONDITIONS
+    stress = SYNTHETIC_STRESS
     arms = (STANDARD, V1, PENALISED, FIXED_NOISE)
     pairs = (
         (PENALISED, V1),
@@ -40,12 +43,12 @@ class RankPenaltyTest(CheapNoiseTest):
     )
     predictions = (
         _if_the_rank_falls(
-            contest(
+            synthetic_contest(
                 "unchaining", PENALISED, V1, "no worse", "noise of low rank is enough", primary=True
             )
         ),
-        contest("unchaining", FIXED_NOISE, V1, "no worse", "noise of rank 1 is enough"),
-        contest(
+        synthetic_contest("unchaining", FIXED_NOISE, V1, "no worse", "noise of rank 1 is enough"),
+        synthetic_contest(
             "cancelling",
             V1,
             FIXED_NOISE,
@@ -55,7 +58,7 @@ class RankPenaltyTest(CheapNoiseTest):
             in_noise=True,
         ),
         _if_the_rank_falls(
-            contest(
+            synthetic_contest(
                 "cancelling",
                 V1,
                 PENALISED,
@@ -68,5 +71,5 @@ class RankPenaltyTest(CheapNoiseTest):
 
     def measure(self, models: TrainedModels) -> Measurement:
         found = super().measure(models)
-        found.effects[RANK_FALL] = models.gain(V1, PENALISED, partial(map_rank, which="noise"))
+        found.effects[RANK] = models.values(PENALISED, partial(map_rank, which="noise"))
         return found

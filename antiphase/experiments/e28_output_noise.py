@@ -10,10 +10,10 @@ from torch import Tensor
 from antiphase.analysis.capture import LayerMaps
 from antiphase.analysis.ground_truth import GroundTruth
 from antiphase.analysis.metrics.cancellation import from_another_example, output_rejection
-from antiphase.experiments.arms import FOREIGN_NOISE, STANDARD, V1, V2
-from antiphase.experiments.conditions import STRESS
+from antiphase.experiments.arms import STANDARD, V1, V2
+from antiphase.experiments.conditions import SYNTHETIC_CONDITIONS, SYNTHETIC_STRESS
 from antiphase.experiments.contests import learned_effects, noise_effect
-from antiphase.experiments.e05_sparsity import BOTH, ENTROPY, ONLY_V1, sparsity_metric
+from antiphase.experiments.e05_sparsity import ENTROPY, sparsity_metric
 from antiphase.experiments.experiment import (
     Experiment,
     Measurement,
@@ -21,10 +21,12 @@ from antiphase.experiments.experiment import (
     bar_chart,
     interval_row,
 )
-from antiphase.experiments.model_measurements import Numbers, in_retrieval_heads
+from antiphase.experiments.model_measurements import HeadMetric, Numbers, in_retrieval_heads
 from antiphase.experiments.trained_models import TrainedModel, TrainedModels
-from antiphase.experiments.verdicts import Effect, Prediction, room
+from antiphase.experiments.verdicts import Effect, Prediction, learned, noise, room
 
+ONLY_V1 = (learned(V1.name), noise(SYNTHETIC_STRESS.name))
+BOTH = (learned(STANDARD.name), *ONLY_V1)
 BITS, DB = 0.05, 1.0  # sizes that count: entropy is a fraction of its maximum
 REJECTION = Effect("rejection in the output of heads, dB", V1.name)
 OVER_NULL = Effect(REJECTION.metric, V1.name, versus="its null (A2 of another example)")
@@ -33,12 +35,13 @@ STANDARD_ENTROPY = Effect(ENTROPY.metric, STANDARD.name)
 
 def entropy(model: TrainedModel) -> Numbers:
     """Return the entropy of the rows that predict answers, in retrieval heads, by example."""
-    return sparsity_metric(model, "entropy")
+    return sparsity_metric(model, "entropy", SYNTHETIC_STRESS)
 
 
 def rejection_in_output(model: TrainedModel) -> Numbers:
     """Return how many dB the subtraction lowers what I adds to a head more than what R adds."""
-    return in_retrieval_heads(model, lambda layer, truth: _rejection(layer, truth, layer.noise))
+    metric: HeadMetric = lambda layer, truth: _rejection(layer, truth, layer.noise)  # noqa: E731
+    return in_retrieval_heads(model, metric, SYNTHETIC_STRESS)
 
 
 def rejection_of_null(model: TrainedModel) -> Numbers:
@@ -48,7 +51,7 @@ def rejection_of_null(model: TrainedModel) -> Numbers:
         assert layer.noise is not None
         return _rejection(layer, truth, from_another_example(layer.noise))
 
-    return in_retrieval_heads(model, metric)
+    return in_retrieval_heads(model, metric, SYNTHETIC_STRESS)
 
 
 def _rejection(layer: LayerMaps, truth: GroundTruth, noise: Tensor | None) -> Tensor:
@@ -61,7 +64,9 @@ def _rejection(layer: LayerMaps, truth: GroundTruth, noise: Tensor | None) -> Te
 class OutputNoiseTest(Experiment):
     """Entropy of the maps, and what irrelevant tokens add to the output of heads."""
 
-    arms = (STANDARD, V1, V2, FOREIGN_NOISE)
+    version = 2
+    conditions = SYNTHETIC_CONDITIONS
+    arms = (STANDARD, V1, V2)
     predictions = (
         Prediction(
             "sparsity",
@@ -79,15 +84,15 @@ class OutputNoiseTest(Experiment):
             DB,
             "what both maps take from irrelevant tokens cancels in the sum over V",
             ONLY_V1,
-            primary=True,
         ),
         Prediction(
             "cancelling",
             OVER_NULL,
             "more",
             DB,
-            "another example's noise cannot cancel this one's",
+            "another example's noise cannot cancel this one's; any even map lowers the sum",
             ONLY_V1,
+            primary=True,
         ),
     )
 
@@ -100,17 +105,20 @@ class OutputNoiseTest(Experiment):
         }
         null = models.values(V1, rejection_of_null)
         effects[OVER_NULL] = [a - b for a, b in zip(effects[REJECTION], null, strict=True)]
-        effects |= learned_effects(models, self.arms[:2]) | noise_effect(models, STANDARD)
+        effects |= learned_effects(models, self.arms[:2]) | noise_effect(
+            models, STANDARD, SYNTHETIC_STRESS
+        )
         measures = {"own A2": rejection_in_output, "A2 of another example": rejection_of_null}
+        with_two_maps = (V1, V2)  # foreign noise is A2 of another example already
         found = {
-            name: {arm.name: models.values(arm, measure) for arm in self.arms[1:]}
+            name: {arm.name: models.values(arm, measure) for arm in with_two_maps}
             for name, measure in measures.items()
         }
         rows = [
             interval_row(arm.name, *(values[arm.name] for values in found.values()))
-            for arm in self.arms[1:]
+            for arm in with_two_maps
         ]
-        title = f"Rejection in the output of retrieval heads, {STRESS.name}"
+        title = f"Rejection in the output of retrieval heads, {SYNTHETIC_STRESS.name}"
         note = (
             "Above 0, the subtraction lowers the norm of what irrelevant tokens add to a head's "
             "output more than that of what the answer adds."

@@ -25,6 +25,7 @@ from antiphase.tasks.base import IGNORED, as_tensors
 EXAMPLES = 256  # for answers
 SEQUENCES = 48  # for maps
 BATCH = 64
+TEMPERATURES = [2 ** (step / 8) for step in range(-16, 17)]  # 0.25 to 4
 Numbers = NDArray[np.float64]
 
 
@@ -98,6 +99,24 @@ def _accuracy_of_all_questions(model: TrainedModel, condition: Condition, size: 
 def answer_loss(model: TrainedModel, condition: Condition = STRESS) -> Numbers:
     """Return the loss on the last answer of each sequence, in nats."""
     return answers(model, condition).loss
+
+
+def calibrated_loss(model: TrainedModel, condition: Condition = STRESS) -> Numbers:
+    """Return the loss on the last answer of each sequence, at the temperature that suits the model.
+
+    Models that answer equally well differ in how certain they are of wrong answers, mostly by their
+    learning rate (docs/log.md). The logits are divided by the number that gives the lowest loss on
+    validation sequences of the same condition.
+    """
+    return _calibrated_loss(model, condition)
+
+
+def _calibrated_loss(model: TrainedModel, condition: Condition) -> Numbers:
+    known = answers(model, condition, 2 * EXAMPLES, "validation")
+    losses = [F.cross_entropy(known.logits / t, known.target) for t in TEMPERATURES]
+    best = TEMPERATURES[int(torch.stack(losses).argmin())]
+    found = answers(model, condition)
+    return F.cross_entropy(found.logits / best, found.target, reduction="none").double().numpy()
 
 
 def validation_errors(model: TrainedModel, condition: Condition) -> Numbers:
@@ -184,10 +203,17 @@ def in_layer(
 
 
 def mass(model: TrainedModel, kind: str, condition: Condition = STRESS) -> Numbers:
-    """Return the mass of retrieval heads on `relevant`, `sink`, `irrelevant` or `own` positions."""
-    return in_retrieval_heads(
-        model, lambda layer, truth: allocation(layer.difference, truth)[kind], condition
-    )
+    """Return the mass of retrieval heads on `relevant`, `sink`, `irrelevant` or `own` positions.
+
+    Questions without an answer are left out: there is nothing that their row should attend to.
+    """
+
+    def metric(layer: LayerMaps, truth: GroundTruth) -> Tensor:
+        found = allocation(layer.difference, truth)[kind]  # [B, h, n]
+        return found.masked_fill(~truth.relevant.any(-1)[:, None], torch.nan)
+
+    found = in_retrieval_heads(model, metric, condition)
+    return found[~np.isnan(found)]
 
 
 @lru_cache(maxsize=32)

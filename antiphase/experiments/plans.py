@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from antiphase.experiments import registry
-from antiphase.experiments.conditions import STRESS, TWICE_AS_LONG
+from antiphase.experiments.conditions import SYNTHETIC_STRESS, UNANSWERABLE_STRESS
 from antiphase.experiments.registry import EXPERIMENTS, RegisteredTest, tests_of
 from antiphase.experiments.tuning import FullLengthGrid, Grid, MeasuredGrid, SharedGrid
 from antiphase.training import Recipe, load_recipe
@@ -76,11 +76,11 @@ SYNTHETIC = Plan(
     registry.SYNTHETIC,
     _RECIPE.changed(precision="bf16"),  # half the CPU time; PRIMARY was trained in fp32
     tests_of(registry.SYNTHETIC),
-    tuple(range(400, 408)),
+    tuple(range(400, 424)),
     MeasuredGrid(
         lr=5e-4,
         seeds=(930, 938),
-        conditions={"needle": STRESS, "unanswerable": TWICE_AS_LONG},
+        conditions={"needle": SYNTHETIC_STRESS, "unanswerable": UNANSWERABLE_STRESS},
         confirming_seeds=(936, 937, 939, 940),  # one setting has 0.2 to 0.7 nats with three seeds
     ),
     locked=True,

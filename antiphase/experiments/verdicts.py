@@ -143,9 +143,14 @@ def room(effect: Effect, size: float) -> Gate:
     return Gate("room", effect, low=2 * size)
 
 
-def noise(condition: str) -> Gate:
-    """Require attention noise: standard's retrieval heads put 0.2 to 0.6 of their mass on I."""
-    effect = Effect("mass on I, retrieval heads", "standard", condition=condition)
+def noise(condition: str, standard: str = "standard") -> Gate:
+    """Require attention noise: standard's retrieval heads put 0.2 to 0.6 of their mass on I.
+
+    Args:
+        condition: in which it is measured.
+        standard: the arm with standard attention, on the task of the test.
+    """
+    effect = Effect("mass on I, retrieval heads", standard, condition=condition)
     return Gate("noise", effect, *NOISE_RANGE)
 
 

@@ -86,7 +86,7 @@ class DexOutput(nn.Module):
         selected = torch.zeros(part.heads, 1)
         selected[heads] = 1.0
         self.lam = DexLambda(init, config.anneal, selected, config.lam).to(W_O.device)
-        self.lam_lr_factor = config.lam_lr_factor
+        self.config = config
 
     def forward(self, o: Tensor) -> Tensor:
         """Return W_O O' for the heads' outputs o [..., h * dv]."""
@@ -201,10 +201,16 @@ def operators(model: nn.Module) -> dict[str, DexOutput]:
 
 def learning_rate_factors(model: nn.Module) -> dict[nn.Parameter, float]:
     """Return the trained parameters whose learning rate is a multiple of the others', with it."""
-    return {
-        operator.lam.learn: operator.lam_lr_factor
+    every = [
+        (parameter, factor)
         for operator in operators(model).values()
-        if operator.lam_lr_factor != 1 and operator.lam.learn.requires_grad
+        for parameter, factor in (
+            (operator.lam.learn, operator.config.lam_lr_factor),
+            (operator.W_D, operator.config.operation_lr_factor),
+        )
+    ]
+    return {
+        parameter: factor for parameter, factor in every if factor != 1 and parameter.requires_grad
     }
 
 

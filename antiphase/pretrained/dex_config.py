@@ -26,6 +26,7 @@ class DexConfig:
             without lam and annealing, a linear adapter whose W_D starts at 0.
         lam_lr_factor: learning rate of lam, as a multiple of the others'. The Trainers of this
             package follow it; in a loop of your own, give lam a parameter group.
+        operation_lr_factor: the same of W_D, which is new while the other weights are pretrained.
         zero_start: W_D starts at 0, not at N(0, 0.02²), so that the operation is what it has
             learned. Annealing makes it trainable all the same.
         train: besides the operation: "kvo" W_K, W_V and W_O, "kv" W_K and W_V, "adapter" nothing.
@@ -37,6 +38,7 @@ class DexConfig:
     lam_init: Literal["depth"] | float = "depth"
     lam: Literal["learned", "held", "one"] = "learned"
     lam_lr_factor: float = 1.0
+    operation_lr_factor: float = 1.0
     zero_start: bool = False
     train: Literal["kvo", "kv", "adapter"] = "kvo"
 
@@ -57,8 +59,9 @@ class DexConfig:
             )
         if self.lam_init != "depth" and not math.isfinite(self.lam_init):
             raise ValueError(f"lam_init: got {self.lam_init}, expected 'depth' or a number")
-        if not 0 < self.lam_lr_factor < math.inf:
-            raise ValueError(f"lam_lr_factor: got {self.lam_lr_factor}, expected a number above 0")
+        for name in ("lam_lr_factor", "operation_lr_factor"):
+            if not 0 < (factor := getattr(self, name)) < math.inf:
+                raise ValueError(f"{name}: got {factor}, expected a number above 0")
         if self.lam != "learned" and self.lam_lr_factor != 1:
             raise ValueError(
                 f"lam_lr_factor: got {self.lam_lr_factor}, but lam is not trained with "

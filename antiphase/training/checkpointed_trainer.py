@@ -38,7 +38,7 @@ class CheckpointedTrainer(Trainer):
         return SequentialSampler(self.train_dataset)
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """Return the Trainer's optimiser; lam of DEX has its own group where its rate differs."""
+        """Return the Trainer's optimiser; lam and W_D of DEX have own groups if their rates do."""
         created = self.optimizer is None
         optimizer = super().create_optimizer(model)
         factors = learning_rate_factors(self.model) if created else {}

@@ -54,7 +54,7 @@ class World:
         stress: accuracy elsewhere, else 0.7.
         at: accuracy by arm and name of the condition, before `stress`.
         loss: standard's loss on answers.
-        slope: how much higher all losses are if all distractors are near.
+        slope: how much higher all losses are if all distractors are near, or at twice the length.
         gain: how much lower V1's loss is than standard's, by cell of the grid, else 0.
         gains: the same of other arms.
         hallucinated: fraction of unanswerable questions with an answer at equal refusals, else 0.4.
@@ -105,11 +105,12 @@ def answers(world: World, model: TrainedModel, condition: Condition) -> Answers:
     if condition != AS_TRAINED:
         usual = world.stress.get(model.arm, 0.7)
         correct = world.at.get((model.arm, condition.name), usual) + jitter
+    slope = world.slope * (condition.near + max(condition.length - 1, 0))
     gains = {"V1": world.gain, **world.gains}.get(model.arm, {})
     gain = gains.get(CELLS[condition], 0.0) if condition in CELLS else 0.0
     return Answers(
         (np.arange(EXAMPLES) < round(correct * EXAMPLES)).astype(float),
-        np.full(EXAMPLES, world.loss + world.slope * condition.near - gain + jitter),
+        np.full(EXAMPLES, world.loss + slope - gain + jitter),
         *(refusals(world, model, jitter) if model.run.recipe.task == "unanswerable" else EMPTY),
     )
 
@@ -200,10 +201,10 @@ def logit_change(
 
 
 def complete_maps(world: World, model: TrainedModel) -> list[LayerMaps]:
-    patterns = 24 if model.arm in world.full_rank else 1
-    scores = generator(model.run.key).normal(size=(2, 1, patterns, 24))
-    A2 = torch.from_numpy(3 * scores).softmax(-1).expand(2, 1, 24, 24)
-    return [LayerMaps(A2, A2, A2, torch.ones(2, 1, 24, 1))]
+    patterns = 48 if model.arm in world.full_rank else 1
+    scores = generator(model.run.key).normal(size=(2, 1, patterns, 48))
+    A2 = torch.from_numpy(3 * scores).softmax(-1).expand(2, 1, 48, 48)
+    return [LayerMaps(A2, A2, A2, torch.ones(2, 1, 48, 1))]
 
 
 def measure(number: int, world: World, monkeypatch: pytest.MonkeyPatch) -> Result:
@@ -211,6 +212,7 @@ def measure(number: int, world: World, monkeypatch: pytest.MonkeyPatch) -> Resul
     planted_maps = cache(partial(maps, world))
     patches = {
         (model_measurements, "_answers"): lambda model, c, size, split: answers(world, model, c),
+        (model_measurements, "_calibrated_loss"): lambda model, c: answers(world, model, c).loss,
         (model_measurements, "_accuracy_of_all_questions"): lambda model, c, size: (
             answers(world, model, c).correct
         ),

@@ -4,10 +4,17 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 
+from antiphase.experiments import model_measurements
 from antiphase.experiments.conditions import STRESS
 from antiphase.experiments.measured_values import MEASURED, measure_name, measured_values
-from antiphase.experiments.model_measurements import accuracy, in_retrieval_heads
+from antiphase.experiments.model_measurements import (
+    Answers,
+    accuracy,
+    calibrated_loss,
+    in_retrieval_heads,
+)
 from antiphase.experiments.text_measurements import outlier
 
 
@@ -48,3 +55,21 @@ def test_values_are_measured_once_and_equal_when_read(tmp_path):
     assert len(calls) == 2
     (tmp_path / MEASURED).write_text("{")  # damaged: measured again
     np.testing.assert_array_equal(measured_values(tmp_path, "a", compute), first)
+
+
+def test_the_calibrated_loss_does_not_depend_on_how_certain_a_model_is(monkeypatch):
+    torch.manual_seed(0)
+    logits, target = torch.randn(4000, 8), torch.randint(8, (4000,))
+    logits[torch.arange(2000), target[:2000]] += 4  # half of the answers are mostly right
+
+    def loss(certainty):
+        given = Answers(np.empty(0), np.empty(0), certainty * logits, target)
+        monkeypatch.setattr(model_measurements, "answers", lambda *args: given)
+        return calibrated_loss(object()).mean()
+
+    def plain(certainty):
+        return torch.nn.functional.cross_entropy(certainty * logits, target).item()
+
+    assert plain(2) > 1.2 * plain(1)
+    assert loss(2) == pytest.approx(loss(1), rel=1e-3) == loss(0.5)
+    assert loss(1) <= plain(1)

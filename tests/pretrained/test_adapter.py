@@ -167,10 +167,13 @@ def test_optimiser_steps_that_are_not_counted_cause_a_warning():
         unchained.step = -1
 
 
-@pytest.mark.parametrize("factor", [1.0, 100.0])
-def test_lam_has_a_learning_rate_of_its_own(factor, tmp_path):
+@pytest.mark.parametrize(("of_lam", "of_W_D"), [(1.0, 1.0), (100.0, 1.0), (100.0, 10.0)])
+def test_lam_and_W_D_have_learning_rates_of_their_own(of_lam, of_W_D, tmp_path):
     torch.manual_seed(0)
-    config = DexConfig(heads="all", anneal=4, train="kv", lam_lr_factor=factor)
+    factors = {"lam.learn": of_lam, "W_D": of_W_D}
+    config = DexConfig(
+        heads="all", anneal=4, train="kv", lam_lr_factor=of_lam, operation_lr_factor=of_W_D
+    )
     unchained = unchain(made("llama"), config)
     before = {name: p.detach().clone() for name, p in trainable(unchained.base_model).items()}
     arguments = TrainingArguments(
@@ -185,7 +188,7 @@ def test_lam_has_a_learning_rate_of_its_own(factor, tmp_path):
     data = [{"input_ids": row, "labels": row} for row in sequences(16)]
     AdapterTrainer(model=unchained.base_model, args=arguments, train_dataset=data).train()
     for name, p in trainable(unchained.base_model).items():
-        step = 1e-4 * (factor if name.endswith("lam.learn") else 1)
+        step = 1e-4 * next((f for end, f in factors.items() if name.endswith(end)), 1)
         moved = float((p.detach() - before[name]).abs().max())
         # at most one learning rate per step; W_D and lam have no gradient in the first
         assert 0.5 * step < moved < 2.1 * step, name
