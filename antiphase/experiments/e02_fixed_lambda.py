@@ -13,7 +13,7 @@ from torch import Tensor
 from antiphase.analysis.capture import LayerMaps
 from antiphase.analysis.ground_truth import GroundTruth
 from antiphase.analysis.metrics.cancellation import from_another_example, optimal_weight
-from antiphase.analysis.statistics import difference
+from antiphase.analysis.statistics import Values, difference
 from antiphase.experiments.arms import STANDARD, V1, Arm
 from antiphase.experiments.conditions import (
     NEAR,
@@ -39,7 +39,7 @@ GROWTH = Effect(
     versus=FIXED[1.0].name,
     condition=f"near minus far distractors, {SYNTHETIC_STRESS.length:g}x length",
 )
-LOSS = Effect("calibrated loss", FIXED[0.0].name, condition=SYNTHETIC_STRESS.name)
+LEFT = Effect("calibrated loss", FIXED[0.0].name, condition=GROWTH.condition)  # to be gained
 LAM_SIZE = 0.1
 LAM = Effect("lam, retrieval heads", V1.name, condition=SYNTHETIC_STRESS.name)
 SUBTRACTS = manipulation(LAM, LAM_SIZE)  # in the primary study, lam of the first layer is negative
@@ -77,7 +77,7 @@ class FixedLambdaTest(Experiment):
             gates=(
                 learned(FIXED[1.0].name),
                 learned(FIXED[0.0].name),
-                room(LOSS, SIZE),
+                room(LEFT, SIZE),
                 noise(SYNTHETIC_STRESS.name),
             ),
         ),
@@ -107,20 +107,24 @@ class FixedLambdaTest(Experiment):
             *((V1, arm) for lam, arm in FIXED.items() if lam),
         ]
         found = compare_synthetic(models, self.arms, pairs)
-        near, far = (
-            models.gain(FIXED[0.0], FIXED[1.0], partial(calibrated_loss, condition=AT_STRESS[name]))
-            for name in ("near", "far")
-        )
-        found.effects[GROWTH] = difference(near, far)
-        found.effects[LOSS] = models.values(
-            FIXED[0.0], partial(calibrated_loss, condition=SYNTHETIC_STRESS)
-        )
+        subtracting, without = (_growth(models, FIXED[lam]) for lam in (1.0, 0.0))
+        found.effects[GROWTH] = difference(without, subtracting)
+        found.effects[LEFT] = without
         found.effects[LAM] = models.values(V1, learned_weight)
         found.effects[LAM_GAP] = difference(found.effects[LAM], models.values(V1, best_weight))
         title = f"Accuracy as distractors become nearer, {SYNTHETIC_STRESS.length:g}x length"
         found.figures.append(accuracy_chart(title, "distractors", models, self.arms, AT_STRESS))
         found.tables += [learned_lambda(models, V1), _best_lambda(models)]
         return found
+
+
+def _growth(models: TrainedModels, arm: Arm) -> Values:
+    """Return how much higher the loss is if all distractors are near, and not far."""
+    near, far = (
+        models.values(arm, partial(calibrated_loss, condition=AT_STRESS[name]))
+        for name in ("near", "far")
+    )
+    return difference(near, far)
 
 
 def layer_lambda(model: TrainedModel, layer: int, step: int | None = None) -> Numbers:
