@@ -155,7 +155,7 @@ def trial_plan(
             f"steps: got {recipe.steps}, expected at least {MIN_STEPS}: annealing takes {ANNEAL} "
             "of them; leave out --steps"
         )
-    chosen = {"train", "lam", "lam_lr_factor", "heads", "anneal"} & {*recipe.method_options}
+    chosen = {option for arm in ARMS for option in arm.options} & {*recipe.method_options}
     if chosen:
         raise ValueError(
             f"method_options.{min(chosen)}: the arms of --controls differ in it; leave it out"

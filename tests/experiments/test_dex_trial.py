@@ -418,6 +418,7 @@ def test_the_plan_of_the_command():
         "anneal": 100,
         "lam": "held",
         "zero_start": True,
+        "operation_lr_factor": 3.0,
     }
     assert plan.recipe_of(KV, 1e-3, 700).method_options == {}
     with pytest.raises(ValueError, match="steps: got 200, expected at least 300: annealing takes"):
