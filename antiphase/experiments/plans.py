@@ -16,8 +16,8 @@ from pathlib import Path
 
 from antiphase.experiments import registry
 from antiphase.experiments.conditions import SYNTHETIC_STRESS, UNANSWERABLE_STRESS
+from antiphase.experiments.grids import FullLengthGrid, Grid, MeasuredGrid, SharedGrid
 from antiphase.experiments.registry import EXPERIMENTS, RegisteredTest, tests_of
-from antiphase.experiments.tuning import FullLengthGrid, Grid, MeasuredGrid, SharedGrid
 from antiphase.training import Recipe, load_recipe
 
 

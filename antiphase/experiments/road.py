@@ -19,11 +19,11 @@ from rich.console import Console
 from antiphase.evaluation import score_answers
 from antiphase.experiments.arms import Arm, Settings, TrainingRun, arm_recipe
 from antiphase.experiments.engine import Engine, Job
+from antiphase.experiments.grids import final_loss
 from antiphase.experiments.measured_values import measured_values
 from antiphase.experiments.records import Records
 from antiphase.experiments.train_all import train_all
 from antiphase.experiments.trained_models import TrainedModel
-from antiphase.experiments.tuning import final_loss
 from antiphase.training import Recipe, criterion_of
 
 KEPT = Path("docs/results/road")  # of the repository: finished runs

@@ -15,8 +15,8 @@ from typing import Any
 from rich.console import Console
 
 from antiphase.experiments import model_measurements, study, tuning
+from antiphase.experiments.grids import Grid
 from antiphase.experiments.registry import EXPERIMENTS, RegisteredTest
-from antiphase.experiments.tuning import Grid
 from tests.experiments.small import SMALL, InProcess
 
 TESTS = (

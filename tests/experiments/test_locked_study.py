@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 
 from antiphase.experiments.arms import STANDARD
+from antiphase.experiments.grids import Grid
 from antiphase.experiments.lock import LockError
 from antiphase.experiments.plans import PLANS
 from antiphase.experiments.registry import EXPERIMENTS, RegisteredTest
 from antiphase.experiments.study import lock_study, run_study
 from antiphase.experiments.study_records import kept_runs
-from antiphase.experiments.tuning import Grid
 from antiphase.training import load_recipe
 from tests.experiments.small import (
     RECIPE,

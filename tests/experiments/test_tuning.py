@@ -12,20 +12,12 @@ from rich.console import Console
 
 from antiphase.experiments.arms import STANDARD, TOP_K, V1, Arm, TrainingRun, arm_recipe
 from antiphase.experiments.conditions import Condition
+from antiphase.experiments.grids import SQUARE, FullLengthGrid, Grid, MeasuredGrid, SharedGrid
 from antiphase.experiments.measured_values import MEASURED
 from antiphase.experiments.model_measurements import validation_errors
 from antiphase.experiments.records import Records
 from antiphase.experiments.trained_models import TrainedModel
-from antiphase.experiments.tuning import (
-    SQUARE,
-    FullLengthGrid,
-    Grid,
-    MeasuredGrid,
-    SharedGrid,
-    chosen_settings,
-    tune,
-    tuning_table,
-)
+from antiphase.experiments.tuning import chosen_settings, tune, tuning_table
 from antiphase.training import Recipe
 from tests.experiments.small import RECIPE, InProcess, few_examples  # noqa: F401
 
@@ -187,7 +179,7 @@ def test_measured_errors_choose_and_the_best_points_are_confirmed(tmp_path, monk
         return np.array([first if recipe.seed == 900 else first + 3 * (recipe.lr > 1e-3)])
 
     measured.__qualname__ = "validation_errors"
-    monkeypatch.setattr("antiphase.experiments.tuning.validation_errors", measured)
+    monkeypatch.setattr("antiphase.experiments.grids.validation_errors", measured)
     engine = FakeEngine(loss=bowl(-1, -1))
     grid = measured_grid(extensions=0)
     (found,) = tune(RECIPE, [V1], grid, tmp_path, Console(quiet=True), engine)
