@@ -21,7 +21,7 @@ from antiphase.training.run_folder import default_unchain_folder
 
 if TYPE_CHECKING:
     from antiphase.analysis.before_after import BeforeAfterOptions
-    from antiphase.experiments.dex_trial import DexPlan
+    from antiphase.experiments.dex_plan import DexPlan
     from antiphase.training import Recipe
 
 
@@ -104,7 +104,8 @@ def unchain(
     from antiphase.models.locate import locate_model
 
     if controls:
-        from antiphase.experiments.dex_trial import REPOSITORY, SEEDS, trial_plan
+        from antiphase.experiments.dex_plan import SEEDS, trial_plan
+        from antiphase.experiments.dex_trial import REPOSITORY
         from antiphase.experiments.study_records import kept_runs
 
         if seeds is not None and seeds > len(SEEDS):

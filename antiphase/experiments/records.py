@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from antiphase.experiments.measured_values import MEASURED
 from antiphase.training.callbacks import METRICS, read_metrics
 from antiphase.training.checkpoints import write_atomic
@@ -44,12 +46,19 @@ class Records:
         records = [self._record(number, line) for number, line in enumerate(lines, start=1)]
         self._records = {record["key"]: record for record in records}  # the last of a key counts
 
-    def restore(self, wanted: Wanted = lambda key, measured: True) -> int:
+    def restore(
+        self,
+        wanted: Wanted = lambda key, measured: True,
+        console: Console | None = None,
+        what: str = "runs",
+    ) -> int:
         """Write the folders of recorded runs that are missing.
 
         Args:
             wanted: which ones; default: all. A run of which not enough was measured has to be
                 trained again, since its weights are not kept.
+            console: where it is said how many were taken, if any were.
+            what: they are called there.
 
         Returns:
             How many were written. They count as finished and have no weights.
@@ -67,6 +76,9 @@ class Records:
             _write(folder / last, files[last])
             self.restored.add(key)
             written += 1
+        if written and console is not None:
+            text = f"{written} finished {what} taken from {self.path}"
+            console.print(text, highlight=False, soft_wrap=True)
         return written
 
     def add(self, folder: Path) -> None:

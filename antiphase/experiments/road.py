@@ -177,10 +177,8 @@ def run_road(
         return TrainingRun(arm_recipe(tasks[task], by_name[arm], Settings(lr)).changed(seed=seed))
 
     kept = None if records is None else Records(records, root)
-    if kept is not None and (restored := kept.restore()):
-        console.print(
-            f"{restored} finished runs taken from {records}", highlight=False, soft_wrap=True
-        )
+    if kept is not None:
+        kept.restore(console=console)
 
     def record(job: Job) -> None:
         if kept is not None:

@@ -18,7 +18,7 @@ from antiphase.experiments.engine import Job
 from antiphase.experiments.experiment import Experiment
 from antiphase.experiments.leases import LEASES, holders, lease
 from antiphase.experiments.lock import LOCK
-from antiphase.experiments.records import Records, Wanted
+from antiphase.experiments.records import Records
 from antiphase.experiments.trained_models import ListedMeasures, TrainedModels
 from antiphase.experiments.training_tables import training_tables
 
@@ -98,7 +98,11 @@ class StudyRecords:
 
     def restore_tuning(self, seeds: Sequence[int]) -> None:
         """Take the recorded tuning runs, which are those with these seeds."""
-        self._restore("tuning runs", lambda key, measured: int(key.rsplit("-", 2)[1]) in seeds)
+
+        def wanted(key: str, measured: set[str]) -> bool:
+            return int(key.rsplit("-", 2)[1]) in seeds
+
+        self._records.restore(wanted, self.console, "tuning runs")
 
     def record_tuning(self, run: Job) -> None:
         """Record a finished tuning run: its held-out losses are all that is needed of it."""
@@ -124,7 +128,7 @@ class StudyRecords:
         def wanted(key: str, measured: set[str]) -> bool:
             return key in needed and needed[key] <= {n.partition(": ")[0] for n in measured}
 
-        self._restore("runs", wanted)
+        self._records.restore(wanted, self.console)
 
     def record_run(self, ended: Job) -> None:
         """Measure and record a run that has ended, or all of its seed once they have.
@@ -158,8 +162,3 @@ class StudyRecords:
             test.measure(listed)
             for measure in listed.asked.get(arm.name, []):
                 models.values(arm, measure)
-
-    def _restore(self, what: str, wanted: Wanted) -> None:
-        if count := self._records.restore(wanted):
-            text = f"{count} finished {what} taken from {self._records.path}"
-            self.console.print(text, highlight=False, soft_wrap=True)

@@ -18,19 +18,10 @@ from rich.console import Console
 from antiphase.analysis.before_after import BeforeAfterOptions, ModelScores
 from antiphase.attention.parts import depth_init
 from antiphase.experiments import dex_trial
+from antiphase.experiments.dex_plan import SEEDS, TUNING_SEED, DexPlan, trial_plan
+from antiphase.experiments.dex_rates import RateJob, tune_rates, tuning_table
 from antiphase.experiments.dex_tables import as_markdown, judged, verdict_rows
-from antiphase.experiments.dex_trial import (
-    SEEDS,
-    TUNING_SEED,
-    ArmJob,
-    DexPlan,
-    RateJob,
-    lock_trial,
-    run_trial,
-    trial_plan,
-    tune_rates,
-    tuning_table,
-)
+from antiphase.experiments.dex_trial import ArmJob, lock_trial, run_trial
 from antiphase.experiments.e14_dex import (
     ARMS,
     BENCHMARKS,
