@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from antiphase.analysis.statistics import Interval
+from antiphase.experiments import e14_dex
 from antiphase.experiments.plans import PLANS
 from antiphase.experiments.registry import EXPERIMENTS
 from antiphase.experiments.results import Result
@@ -54,3 +55,17 @@ def test_words_follow_verdicts_and_ranges(findings, monkeypatch):
     few.effects = {e: replace(i, seeds=3) for e, i in few.effects.items()}
     monkeypatch.setattr(findings, "result", lambda name, number: few)
     assert entropy().word == "descriptive"
+
+
+def test_the_claim_about_dex_is_judged_by_its_primary_prediction(findings):
+    primary = [p for p in e14_dex.PREDICTIONS if p.primary and p.reading == "claim"]
+    assert [str(p.effect) for p in primary] == [findings.DEX_EFFECT]
+
+
+def test_the_newest_study_that_was_run_decides(findings):
+    older, newer = (findings.Found(name, "", "agrees") for name in ("older", "newer"))
+    missing = findings.Found("a command", "", findings.NOT_RUN)
+    newest = lambda *found: findings.newest(*(lambda f=f: f for f in found))().number  # noqa: E731
+    assert newest(newer, older) == "newer"
+    assert newest(missing, older) == "older"
+    assert newest(missing, missing) == "a command"
