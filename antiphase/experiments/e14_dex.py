@@ -69,9 +69,9 @@ class DexArm:
         return self.method == "dex"
 
 
-# W_D is new and starts at 0: at the rate of the pretrained weights the operation is 5% of the output
-# after 300 steps, where the gate is; at 3 times that rate 13%, at 10 times 34%, with a higher loss
-# (docs/log.md)
+# W_D is new and starts at 0: at the rate of the pretrained weights the operation is 5% of the
+# output after 300 steps, where the gate is; at 3 times that rate 13%, at 10 times 34%, with a
+# higher loss (docs/log.md)
 _SHARED = {"anneal": ANNEAL, "zero_start": True, "operation_lr_factor": 3.0}
 _FROZEN = {**_SHARED, "train": "kv"}  # W_O is
 _HELD = {**_FROZEN, "lam": "held"}
