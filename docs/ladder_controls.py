@@ -1,16 +1,21 @@
-"""Controls of the withdrawn study of nano models: is a gap the learning rate, or the embeddings?
+"""Controls of the studies of nano models on text: a gap, and its cheapest explanations.
 
-    python docs/ladder_controls.py             # trains and measures what is missing
-    python docs/ladder_controls.py --tables    # prints the table of what is kept
+    python docs/ladder_controls.py                          # trains and measures what is missing
+    python docs/ladder_controls.py --tables                 # prints the table of what is kept
+    python docs/ladder_controls.py --of nano-short-tuning   # those of the withdrawn study
 
-Each control is an arm of the study (docs/results/ladder/nano-short-tuning) with one change, on
-seeds of the study, so that it is compared with the study's own runs of these seeds. They were
-chosen after the results were seen, and the seeds are few: descriptive. Finished runs are kept
-without their weights in `controls.jsonl`.
+- `nano`: does V1 have too few heads at this size (2, where standard attention has 4), or does its
+  lam learn at too high a rate?
+- `nano-short-tuning`: is a gap the learning rate, or the embeddings?
+
+Each control is an arm of the study with one change, on seeds of the study, so that it is compared
+with the study's own runs of these seeds. The seeds are few, and no control is part of a lock:
+descriptive. Finished runs are kept without their weights in the study's `controls.jsonl`.
 """
 
 import argparse
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +33,7 @@ from antiphase.experiments.arms import (
     TrainingRun,
     arm_recipe,
 )
+from antiphase.experiments.e02_fixed_lambda import FIXED
 from antiphase.experiments.e20_ladder import LOSS
 from antiphase.experiments.e21_start import STARTS, started
 from antiphase.experiments.engine import Job
@@ -41,9 +47,7 @@ from antiphase.experiments.train_all import train_all
 from antiphase.experiments.trained_models import TrainedModel
 from antiphase.markdown import markdown_table
 
-FOLDER = Path(__file__).parent / "results" / "ladder" / "nano-short-tuning"
-SEEDS = tuple(range(210, 215))
-RECORDS = FOLDER / "controls.jsonl"
+LADDER = Path(__file__).parent / "results" / "ladder"
 MEASURED = "control: held-out loss"
 (PUBLISHED,) = STARTS
 SCALED = {"initialisation": "published", "scale_embedding": True}
@@ -57,7 +61,7 @@ class Control:
         name: in the table.
         arm: of the control.
         settings: learning rate and branch scale.
-        versus: the arms of the study that it is compared with.
+        versus: the arms of the study, or other controls, that it is compared with.
     """
 
     name: str
@@ -86,15 +90,64 @@ def _scaled_embeddings(arm: Arm, lr: float) -> Control:
     return Control(name, changed, Settings(lr), (STANDARD.name, started(arm, PUBLISHED).name))
 
 
-CONTROLS = (
-    _at_rate(8e-3, STANDARD, 0.25),
-    _at_rate(4e-3, V1, 4.0),
-    _at_rate(4e-3, V2, 4.0),
-    _at_rate(4e-3, GATED, 2.0),
-    _scaled_embeddings(STANDARD, 2e-3),
-    _scaled_embeddings(V1, 4e-3),
-    _scaled_embeddings(V2, 4e-3),
-)
+def _with_heads(arm: Arm, heads: int, settings: Settings, *versus: str) -> Control:
+    """Return an arm with another number of heads; V1 has half of it."""
+    changed = replace(arm, changes={"model": {"num_attention_heads": heads}})
+    own = heads // 2 if arm == V1 else heads
+    return Control(f"{arm.name}, {own} heads", changed, settings, (arm.name, *versus))
+
+
+def _fixed_lam(lam: float, settings: Settings) -> Control:
+    """Return V1 with a lam that is not learned."""
+    return Control(f"lam = {lam:g}", FIXED[lam], settings, (STANDARD.name, V1.name))
+
+
+@dataclass(frozen=True)
+class Controls:
+    """The controls of a study.
+
+    Attributes:
+        folder: of the study's results; theirs are beside them.
+        seeds: of the study.
+        every: the controls.
+    """
+
+    folder: Path
+    seeds: tuple[int, ...]
+    every: tuple[Control, ...]
+
+    @property
+    def records(self) -> Path:
+        """Return the file of finished runs."""
+        return self.folder / "controls.jsonl"
+
+
+TUNED, TUNED_V1 = Settings(8e-3, 0.25), Settings(8e-3, 8.0)  # as the study's tuning chose
+CONTROLS = {
+    "nano": Controls(
+        LADDER / "nano",
+        LADDER_NANO.seeds,
+        (
+            _with_heads(STANDARD, 8, TUNED),
+            _with_heads(V1, 8, TUNED_V1, STANDARD.name, f"{STANDARD.name}, 8 heads"),
+            _fixed_lam(0.5, TUNED_V1),
+            _fixed_lam(0.0, TUNED_V1),
+        ),
+    ),
+    "nano-short-tuning": Controls(
+        LADDER / "nano-short-tuning",
+        tuple(range(210, 215)),
+        (
+            _at_rate(8e-3, STANDARD, 0.25),
+            _at_rate(4e-3, V1, 4.0),
+            _at_rate(4e-3, V2, 4.0),
+            _at_rate(4e-3, GATED, 2.0),
+            _scaled_embeddings(STANDARD, 2e-3),
+            _scaled_embeddings(V1, 4e-3),
+            _scaled_embeddings(V2, 4e-3),
+        ),
+    ),
+}
 
 
 def loss(run: TrainingRun, root: Path) -> float:
@@ -103,10 +156,10 @@ def loss(run: TrainingRun, root: Path) -> float:
     return float(measured_values(model.folder, MEASURED, lambda: held_out_loss(model)).mean())
 
 
-def train(seeds: list[int], root: Path, workers: int | None) -> None:
+def train(controls: Controls, seeds: Sequence[int], root: Path, workers: int | None) -> None:
     """Train and measure what is missing."""
     torch.set_num_threads(1)
-    records = Records(RECORDS, root)
+    records = Records(controls.records, root)
     records.restore()
 
     def measure(job: Job) -> None:
@@ -114,14 +167,14 @@ def train(seeds: list[int], root: Path, workers: int | None) -> None:
         loss(job, root)
         records.add(job.folder(root))
 
-    runs = [control.run(seed) for seed in seeds for control in CONTROLS]
+    runs = [control.run(seed) for seed in seeds for control in controls.every]
     for key, fault in train_all(runs, root, Console(), LocalEngine(workers), measure).items():
         print(f"{key}: {fault}")
 
 
-def losses_of_study() -> dict[str, dict[int, float]]:
+def losses_of_study(folder: Path) -> dict[str, dict[int, float]]:
     """Return the losses of the study's arms by seed, from the tables of tests 11 and 21."""
-    study = load_study(FOLDER)
+    study = load_study(folder)
     found: dict[str, dict[int, float]] = {}
     for number, column in ((11, LOSS), (21, "loss")):
         table = next(result for result in study.results if result.number == number).tables[0]
@@ -133,34 +186,42 @@ def losses_of_study() -> dict[str, dict[int, float]]:
     return found
 
 
-def table(root: Path) -> str:
+def table(controls: Controls, root: Path) -> str:
     """Return the losses of the controls that are kept, and differences to runs of the same seed."""
-    of_study, rows = losses_of_study(), []
-    for control in CONTROLS:
-        runs = {seed: control.run(seed) for seed in SEEDS}
+    losses = losses_of_study(controls.folder)
+    for control in controls.every:
+        runs = {seed: control.run(seed) for seed in controls.seeds}
         own = {seed: loss(run, root) for seed, run in runs.items() if run.finished(root)}
-        losses = ", ".join(f"{value:.3f}" for value in own.values())
+        losses[control.name] = own
+    rows = []
+    for control in controls.every:
+        own = losses[control.name]
+        values = ", ".join(f"{value:.3f}" for value in own.values())
         for versus in control.versus if own else ():
-            gaps = ", ".join(f"{own[seed] - of_study[versus][seed]:+.3f}" for seed in own)
-            rows.append([control.name, ", ".join(map(str, own)), losses, versus, gaps])
+            gaps = ", ".join(
+                f"{own[seed] - losses[versus][seed]:+.3f}" for seed in own if seed in losses[versus]
+            )
+            rows.append([control.name, ", ".join(map(str, own)), values, versus, gaps])
     return markdown_table(["control", "seeds", "loss", "minus", "difference"], rows)
 
 
 def main() -> None:
     """Train what is missing, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[210, 211])
+    parser.add_argument("--of", choices=CONTROLS, default=next(iter(CONTROLS)), help="the study")
+    parser.add_argument("--seeds", type=int, nargs="+", help="of the study [its first two]")
     parser.add_argument("--out", type=Path, default=Path("runs/ladder-controls"))
     parser.add_argument("--workers", type=int, help="processes [one per core]")
     parser.add_argument("--tables", action="store_true", help="print the table of what is kept")
     options = parser.parse_args()
+    controls = CONTROLS[options.of]
     if options.tables:
         with tempfile.TemporaryDirectory() as root:
-            Records(RECORDS, Path(root)).restore()
-            print(table(Path(root)))
+            Records(controls.records, Path(root)).restore()
+            print(table(controls, Path(root)))
         return
-    train(options.seeds, options.out, options.workers)
-    print(table(options.out))
+    train(controls, options.seeds or controls.seeds[:2], options.out, options.workers)
+    print(table(controls, options.out))
 
 
 if __name__ == "__main__":

@@ -118,16 +118,27 @@ def test_the_ladders_benchmarks_are_paired_by_seed(tmp_path):
 
 
 def test_the_ladders_controls_are_those_of_the_script(tmp_path):
-    controls = script("ladder_controls")
-    kept = [json.loads(line)["key"] for line in controls.RECORDS.read_text().splitlines()]
-    mine = {control.run(seed).key for control in controls.CONTROLS for seed in controls.SEEDS}
+    script_ = script("ladder_controls")
+    controls = script_.CONTROLS["nano-short-tuning"]
+    kept = [json.loads(line)["key"] for line in controls.records.read_text().splitlines()]
+    mine = {control.run(seed).key for control in controls.every for seed in controls.seeds}
     assert kept
     assert {*kept} <= mine
-    controls.Records(controls.RECORDS, tmp_path).restore()
-    table = controls.table(tmp_path)
-    losses = controls.losses_of_study()
-    own = controls.loss(controls.CONTROLS[0].run(210), tmp_path)
+    script_.Records(controls.records, tmp_path).restore()
+    table = script_.table(controls, tmp_path)
+    losses = script_.losses_of_study(controls.folder)
+    own = script_.loss(controls.every[0].run(210), tmp_path)
     assert f"{own - losses['standard'][210]:+.3f}" in table
+
+
+def test_the_controls_of_heads_and_lam_change_nothing_else():
+    more, fewer, half, none = script("ladder_controls").CONTROLS["nano"].every
+    assert more.run(220).recipe.model["num_attention_heads"] == 8
+    assert fewer.versus == ("V1", "standard", more.name)
+    own = {"attention_options": {"lam": 0.5}, "lr": 8e-3, "seed": 220}
+    tuned = half.run(220).recipe.as_dict()
+    assert {name: tuned[name] for name in own} == own
+    assert none.run(220).recipe.attention_options == {"lam": 0.0}
 
 
 def test_the_page_has_the_tables_of_the_settings():
