@@ -17,6 +17,7 @@ from antiphase.benchmarks.timing import Ratio
 
 if TYPE_CHECKING:
     from antiphase.benchmarks.adapter import AdapterCost
+    from antiphase.benchmarks.interface import InterfaceCost
     from antiphase.benchmarks.training import TrainingCost
 
 
@@ -150,6 +151,16 @@ def adapter_table(costs: "list[AdapterCost]", new_tokens: int) -> Table:
     for cost in costs:
         rate = f"{new_tokens / cost.seconds:.1f}"
         table.add_row(cost.name, rate, _quartiles(cost.wall, 3), _quartiles(cost.cpu, 3))
+    return table
+
+
+def interface_table(costs: "list[InterfaceCost]") -> Table:
+    """Return the time of attention implementations: ratios to PyTorch's, lower is better."""
+    names = ("attention", "s", "wall ratio (quartiles)", "CPU ratio (quartiles)")
+    table = _table(None, "workload", *names)
+    for cost in costs:
+        ratios = _quartiles(cost.wall), _quartiles(cost.cpu)
+        table.add_row(cost.workload, cost.implementation, f"{cost.seconds:.3f}", *ratios)
     return table
 
 

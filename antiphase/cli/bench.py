@@ -290,6 +290,35 @@ def bench_adapter(
     output.json({"machine": about, "costs": costs})
 
 
+@bench.command("interface")
+def bench_interface(
+    batch: Annotated[int, typer.Option(help="number of sequences")] = 1,
+    length: Annotated[int, typer.Option(help="tokens of each")] = 1024,
+    threads: Annotated[int, typer.Option(help="number of threads")] = 1,
+    dtype: Annotated[str, typer.Option(help="fp32, or bf16 (autocast)")] = "bf16",
+    rounds: Rounds = 5,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare a Hugging Face Llama on PyTorch's attention and on ours."""
+    require_one_of(("fp32", "bf16"), dtype=dtype)
+    require_at_least(1, batch=batch, length=length, threads=threads, rounds=rounds)
+    import torch
+
+    from antiphase.benchmarks import interface, report
+
+    output, about = _begin(quiet, as_json)
+    torch.set_num_threads(threads)
+    output.note(
+        f"the shape of SmolLM2-135M, {dtype}, {threads} thread(s): {batch} x {length} tokens, "
+        f"median of {rounds} interleaved rounds"
+    )
+    with output.progress.status("measuring"):
+        costs = interface.compare(batch, length, dtype == "bf16", rounds)
+    output.table(report.interface_table(costs))
+    output.json({"machine": about, "costs": costs})
+
+
 @bench.command("gpu-roofline")
 def bench_gpu_roofline(
     heads: Annotated[int, typer.Option(help="number of differential heads")] = 12,

@@ -13,6 +13,7 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
+import antiphase.models.attention_interface  # noqa: F401  (registers attn_implementation="antiphase")
 from antiphase.models.causal_lm import AntiphaseForCausalLM, AntiphaseForSequenceClassification
 from antiphase.models.config import AntiphaseConfig
 from antiphase.models.encoder import (

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 import antiphase.models  # noqa: F401  (registers this package's models with the Auto classes)
+from antiphase.models.attention_interface import use_fused_attention
 from antiphase.models.locate import locate_model
 
 LOAD_ERRORS = (OSError, ValueError, KeyError, AttributeError, RuntimeError, SafetensorError)
@@ -16,7 +17,7 @@ LOAD_ERRORS = (OSError, ValueError, KeyError, AttributeError, RuntimeError, Safe
 
 @dataclass(frozen=True)
 class BaseModel:
-    """A pretrained model in fp32.
+    """A pretrained model in fp32, on a CPU with our kernels for its attention.
 
     Attributes:
         location: folder or hub name that `from_pretrained` loads.
@@ -51,6 +52,7 @@ def load_base(name: str, *, needs_tokenizer: bool = True) -> BaseModel:
     except LOAD_ERRORS as error:
         wanted = "a causal model with a tokenizer" if needs_tokenizer else "a causal model"
         raise ValueError(f"{name}: cannot be loaded as {wanted} ({error})") from error
+    use_fused_attention(model)
     vocab_size = model.get_input_embeddings().num_embeddings
     if tokenizer is not None and len(tokenizer) > vocab_size:
         raise ValueError(

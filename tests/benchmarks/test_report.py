@@ -16,6 +16,7 @@ from antiphase.benchmarks.attention import (
     Row,
 )
 from antiphase.benchmarks.attention_cases import Case
+from antiphase.benchmarks.interface import InterfaceCost
 from antiphase.benchmarks.model import ACCELERATED, BASELINE, Comparison, Entry
 from antiphase.benchmarks.timing import Ratio
 from antiphase.benchmarks.training import TrainingCost
@@ -88,6 +89,12 @@ TABLES = {
     "adapter": (
         lambda: report.adapter_table([AdapterCost("adapter", RATIO, RATIO, 0.001)], 256),
         ["256000.0", "12.340 (11.220-13.570)"],
+    ),
+    "interface": (
+        lambda: report.interface_table(
+            [InterfaceCost("training step", "antiphase", RATIO, RATIO, 123.4567)]
+        ),
+        ["training step", "antiphase", "123.457", "12.34 (11.22-13.57)"],
     ),
 }
 

@@ -73,6 +73,7 @@ def paths(tmp_path, monkeypatch):
         ("bench model --size huge", "--size: got 'huge'"),
         ("bench model --size mino", "; did you mean 'mini'?"),
         ("bench adapter --threads 0", "--threads: got 0"),
+        ("bench interface --dtype fp8", "--dtype: got 'fp8', allowed are fp32, bf16"),
         ("bench training --set nonsense=1", "has no field 'nonsense'"),
     ],
 )
