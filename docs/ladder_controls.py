@@ -5,7 +5,8 @@
     python docs/ladder_controls.py --of nano-short-tuning   # those of the withdrawn study
 
 - `nano`: does V1 have too few heads at this size (2, where standard attention has 4), or does its
-  lam learn at too high a rate?
+  lam learn at too high a rate? And are rates that were best on the tuning seed, but close to those
+  that diverge, too high for V2 with the published start and for gated attention?
 - `nano-short-tuning`: is a gap the learning rate, or the embeddings?
 
 Each control is an arm of the study with one change, on seeds of the study, so that it is compared
@@ -76,8 +77,8 @@ class Control:
         )
 
 
-def _at_rate(lr: float, arm: Arm, branch_scale: float) -> Control:
-    """Return an arm at the rate that tuning chose for others, at its own best scale there."""
+def _at_rate(lr: float, arm: Arm, branch_scale: float = 1.0) -> Control:
+    """Return an arm at another rate, at its own best scale there."""
     settings = Settings(lr, branch_scale)
     versus = tuple(dict.fromkeys((STANDARD.name, arm.name)))
     return Control(f"{arm.name}, {settings}", arm, settings, versus)
@@ -132,6 +133,8 @@ CONTROLS = {
             _with_heads(V1, 8, TUNED_V1, STANDARD.name, f"{STANDARD.name}, 8 heads"),
             _fixed_lam(0.5, TUNED_V1),
             _fixed_lam(0.0, TUNED_V1),
+            _at_rate(4e-3, started(V2, PUBLISHED)),
+            _at_rate(8e-3, GATED),
         ),
     ),
     "nano-short-tuning": Controls(

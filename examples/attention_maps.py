@@ -45,7 +45,7 @@ def main() -> None:
     relevant = truth.relevant[0].nonzero()  # (row, key) where the answer stands
     for axis, (name, A) in zip(axes, panels.items(), strict=True):
         most = float(A.abs().max())
-        axis.imshow(A, cmap="RdBu_r", vmin=-most, vmax=most, interpolation="nearest")
+        axis.imshow(A.numpy(), cmap="RdBu_r", vmin=-most, vmax=most, interpolation="nearest")
         axis.scatter(
             relevant[:, 1], truth.rows[0][relevant[:, 0]], s=6, facecolors="none", edgecolors="k"
         )

@@ -316,7 +316,7 @@ def test_the_trainer_trains_and_generates(tmp_path):
     assert predicted.predictions.shape[0] == 6
     assert predicted.predictions[:, : want.shape[1]].tolist() == want.tolist()
     assert predicted.metrics["test_loss"] == pytest.approx(
-        float(net(source, labels=target).loss), rel=1e-4
+        net(source, labels=target).loss.item(), rel=1e-4
     )
 
 
