@@ -7,14 +7,24 @@ import torch
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    BloomConfig,
+    BloomForCausalLM,
+    DeepseekV4Config,
+    DeepseekV4ForCausalLM,
+    DeepseekV32Config,
+    DeepseekV32ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
+    PegasusXConfig,
+    PegasusXForConditionalGeneration,
+    SwinConfig,
+    SwinModel,
 )
 
 from antiphase.models import attention_interface
-from antiphase.models.attention_interface import NAME, use_fused_attention
+from antiphase.models.attention_interface import AUTOMATIC, NAME, use_fused_attention
 from tests.pretrained.small import FAMILIES, SIZES, made
 
 T = 20
@@ -162,13 +172,121 @@ def test_what_the_op_does_not_have_goes_to_sdpa(calls):
     torch.testing.assert_close(got.transpose(1, 2), expected)
 
 
-def test_only_models_on_pytorchs_kernel_are_changed():
-    model = made("llama")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tested_families_are_changed_without_being_asked(family):
+    model = made(family)
     use_fused_attention(model)
     assert model.config._attn_implementation == NAME
+    assert model.config.model_type in AUTOMATIC
+
+
+def test_other_models_are_not_changed():
+    model = made("llama")
     model.set_attn_implementation("eager")
     use_fused_attention(model)
     assert model.config._attn_implementation == "eager"
+    deepseek = sparse()
+    assert deepseek.config._attn_implementation == "sdpa"
+    use_fused_attention(deepseek)
+    assert deepseek.config._attn_implementation == "sdpa"
+
+
+def bloom():
+    return BloomForCausalLM(BloomConfig(vocab_size=257, hidden_size=32, n_layer=1, n_head=4))
+
+
+def pegasus():
+    """Its decoder says that it is not causal."""
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    config = PegasusXConfig(vocab_size=257, d_model=32, **sizes, **heads)
+    return PegasusXForConditionalGeneration(config)
+
+
+@pytest.mark.parametrize("make", [bloom, pegasus])
+def test_a_model_that_computes_attention_by_itself_raises(make, tmp_path):
+    make().save_pretrained(tmp_path)
+    model = type(make()).from_pretrained(tmp_path, attn_implementation=NAME)
+    with pytest.raises(ValueError, match=r"compute attention by themselves.*use 'eager'"):
+        model(input_ids=tokens(), **({"decoder_input_ids": tokens()} if make is pegasus else {}))
+
+
+def sparse():
+    moe = {"moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2}
+    ranks = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16}
+    index = {"index_n_heads": 2, "index_head_dim": 32, "index_topk": 5, "v_head_dim": 24}
+    groups = {"n_group": 1, "topk_group": 1}
+    sizes = {name: SIZES[name] for name in SIZES if name not in ("head_dim", "num_key_value_heads")}
+    heads = {"num_key_value_heads": 4}
+    config = DeepseekV32Config(**sizes, **heads, **moe, **ranks, **index, **groups)
+    return DeepseekV32ForCausalLM(config).eval()
+
+
+def test_selected_keys_raise():
+    model = sparse()
+    model.set_attn_implementation(NAME)
+    with pytest.raises(ValueError, match=r"selects keys .*use 'eager' or 'sdpa'"):
+        model(tokens())
+
+
+def test_a_bias_behind_the_mask():
+    """The layers of DeepSeek-V4 append the bias of compressed keys to the mask."""
+    torch.manual_seed(0)
+    config = DeepseekV4Config(
+        **{**SIZES, "num_key_value_heads": 1, "num_hidden_layers": 2},
+        layer_types=["compressed_sparse_attention", "heavily_compressed_attention"],
+        q_lora_rank=16,
+        index_n_heads=2,
+        index_head_dim=16,
+        index_topk=4,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+    )
+    own = DeepseekV4ForCausalLM(config).eval()
+    ours = copy.deepcopy(own)
+    own.set_attn_implementation("eager")
+    ours.set_attn_implementation(NAME)
+    ids = tokens(T=40)
+    with torch.no_grad():
+        expected, got = own(ids).logits, ours(ids).logits
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_learned_mask_goes_to_sdpa(calls):
+    sizes = {"image_size": 32, "patch_size": 4, "embed_dim": 16, "window_size": 4}
+    own = SwinModel(SwinConfig(**sizes, depths=[2, 2], num_heads=[2, 4])).eval()
+    ours = copy.deepcopy(own)
+    own.set_attn_implementation("eager")
+    ours.set_attn_implementation(NAME)
+    image = torch.randn(1, 3, 32, 32)
+    results = [m(image).pooler_output for m in (own, ours)]
+    for out in results:
+        out.square().sum().backward()
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
+    for a, b in zip(own.parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(b.grad, a.grad, rtol=1e-3, atol=1e-4)
+    assert not calls
+
+
+def test_autocast_leaves_fp64_alone():
+    own, ours = (model.double() for model in twins("llama"))
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, got = own(tokens()).logits, ours(tokens()).logits
+    torch.testing.assert_close(got, expected, rtol=0.05, atol=0.05)
+
+
+def test_meta_device():
+    _, ours = twins("llama")
+    assert ours.to("meta")(tokens().to("meta")).logits.shape == (2, T, 257)
+
+
+def test_a_compiled_model_is_one_graph():
+    own, ours = twins("llama")
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        got = compiled(tokens(), use_cache=False).logits
+        torch.testing.assert_close(got, own(tokens()).logits, rtol=1e-4, atol=1e-4)
 
 
 def test_the_name_is_not_saved_with_the_model(tmp_path):
