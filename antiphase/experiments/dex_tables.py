@@ -1,13 +1,17 @@
 """Tables and verdicts of test 14, from its finished runs."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from antiphase.analysis.statistics import Interval, Values, seed_interval
+import numpy as np
+
+from antiphase.analysis.statistics import Interval, Values, example_interval, seed_interval
 from antiphase.experiments.e14_dex import (
     ARMS,
     KV,
+    LOSS,
     NUMBER,
     OPERATION,
     PREDICTIONS,
@@ -61,6 +65,15 @@ def judged(
     return {
         "table": arm_rows(runs, rates),
         "against_kv_only": against_rows(runs),
+        "over_sequences": sequence_rows(effects, runs),
+        "by_seed": {
+            name: {
+                metric: seed_interval(found).by_seed
+                for metric in [*metrics_of(runs), OPERATION]
+                if (found := values_of(own, metric)) is not None
+            }
+            for name, own in runs.items()
+        },
         "effects": [asdict(effect) | asdict(interval) for effect, interval in effects.items()],
         "verdicts": verdicts,
     }
@@ -70,15 +83,23 @@ def arm_rows(runs: Runs, rates: Mapping[str, float]) -> dict[str, Any]:
     """Return every metric after training, one row per arm; the base model first."""
     metrics = metrics_of(runs)
     first = next(iter(runs.values()))[0]
-    base = [f"{float(first.before.loss.mean()):.4g}"]
+    base = [f"{float(first.before.loss.mean()):.4f}"]
     base += [f"{before:.3g}" for before, _ in first.benchmarks.values()]
     rows = [["base", "-", *base, "-", "-"]]
     for name, own in runs.items():
-        scores = [_interval(values_of(own, metric)) for metric in metrics]
+        losses = seed_interval([run.after.loss for run in own])
+        scores = [_loss(losses), *(_interval(values_of(own, metric)) for metric in metrics[1:])]
         lam = [sum(run.lam) / len(run.lam) for run in own if run.lam]
         mean = f"{sum(lam) / len(lam):.3g}" if lam else "-"
         rows.append([name, f"{rates[name]:g}", *scores, _interval(values_of(own, OPERATION)), mean])
     return {"columns": ["", "lr", *metrics, "operation", "lam"], "rows": rows}
+
+
+def _loss(found: Interval) -> str:
+    """Return an interval with four decimals, since differences of 0.005 count."""
+    if math.isnan(found.low):
+        return f"{found.mean:.4f}"
+    return f"{found.mean:.4f} [{found.low:.4f}, {found.high:.4f}]"
 
 
 def _interval(values: Values | None) -> str:
@@ -94,6 +115,21 @@ def against_rows(runs: Runs) -> dict[str, Any]:
         for name in by_metric[0]
     ]
     return {"columns": ["", *metrics], "rows": rows}
+
+
+def sequence_rows(effects: Mapping[Effect, Interval], runs: Runs) -> dict[str, Any]:
+    """Return differences of losses with intervals over seeds, and over held-out sequences.
+
+    The first, which verdicts use, is about other orders of the training data, the second about
+    other text: an effect that only one of them tells from 0 is not certain.
+    """
+    rows = []
+    for effect, over_seeds in effects.items():
+        if effect.metric == LOSS and effect.versus is not None:
+            pairs = zip(runs[effect.arm], runs[effect.versus], strict=True)
+            gaps = np.mean([one.after.loss - other.after.loss for one, other in pairs], axis=0)
+            rows.append([str(effect), _loss(over_seeds), _loss(example_interval(gaps))])
+    return {"columns": ["difference", "over seeds", "over held-out sequences"], "rows": rows}
 
 
 def minus_kv_only(runs: Runs, metric: str) -> dict[str, Interval]:
@@ -135,8 +171,8 @@ def status_line(results: dict[str, Any]) -> str:
 
 def as_markdown(results: dict[str, Any]) -> str:
     """Return all tables as Markdown."""
-    tables = [results[name] for name in ("table", "against_kv_only", "tuning")]
-    arms, against, tuning = (cells_table(t["columns"], t["rows"]) for t in tables)
+    tables = [results[n] for n in ("table", "against_kv_only", "over_sequences", "tuning")]
+    arms, against, sequences, tuning = (cells_table(t["columns"], t["rows"]) for t in tables)
     failed = [f"- **failed**: {title}: {why}" for title, why in results["failed"].items()]
     parts = [
         status_line(results),
@@ -144,6 +180,7 @@ def as_markdown(results: dict[str, Any]) -> str:
         cells_table(VERDICT_COLUMNS, verdict_rows(results)),
         arms,
         against,
+        sequences,
         tuning,
         results["tuning"]["note"],
         "\n".join(f"- **{arm.name}**: {arm.summary}" for arm in ARMS),

@@ -50,6 +50,7 @@ from antiphase.training.provenance import ENVIRONMENT
 from antiphase.training.run import LOCK, RECIPE
 
 KEPT = (RECIPE, ENVIRONMENT, RESULTS)  # of a finished run, in its record
+SAME_LOSS = 1e-3  # of the base model, between machines
 REPOSITORY = Path("docs/results/unchain")  # folder with the study's lock and finished runs
 
 
@@ -153,6 +154,7 @@ def run_trial(
     }
     if not runs:
         raise ValueError(f"{root}: no arm could be trained: {next(iter(faults.values()))}")
+    _check_base(runs)
     failed = {job.title: faults[job.key] for job in by_seed if job.key in faults}
     results = {
         "lock": lock,
@@ -167,3 +169,15 @@ def run_trial(
     write_atomic(folder / "controls.json", json.dumps(without_nan(results), indent=1))
     write_atomic(folder / "controls.md", as_markdown(results))
     return results
+
+
+def _check_base(runs: Runs) -> None:
+    """Raise if runs, perhaps of several machines, did not begin with the same model and text."""
+    losses = {float(run.before.loss.mean()): name for name, own in runs.items() for run in own}
+    low, high = min(losses), max(losses)
+    if high - low > SAME_LOSS:
+        raise ValueError(
+            f"base model: has a held-out loss of {low:.4f} before {losses[low]}, of {high:.4f} "
+            f"before {losses[high]}; their weights, text or versions differ: remove the runs of "
+            "one of them, with their records"
+        )

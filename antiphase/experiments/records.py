@@ -17,8 +17,9 @@ from antiphase.experiments.measured_values import MEASURED
 from antiphase.training.callbacks import METRICS, read_metrics
 from antiphase.training.checkpoints import write_atomic
 from antiphase.training.criterion import CRITERION
+from antiphase.training.run import RECIPE
 
-KEPT = ("recipe.yaml", "environment.json", CRITERION, MEASURED, "model/config.json")
+KEPT = (RECIPE, "environment.json", CRITERION, MEASURED, "model/config.json")
 
 Wanted = Callable[[str, set[str]], bool]
 """From a run's key and the names of what was measured of it to whether it is to be restored."""
@@ -63,17 +64,18 @@ class Records:
         Returns:
             How many were written. They count as finished and have no weights.
         """
-        written, last = 0, self.kept[-1]
+        written = 0
         for key, record in self._records.items():
             folder, files = self.root / key, record["files"]
-            if (folder / "recipe.yaml").is_file() or not wanted(key, {*_measured(record)}):
+            if (folder / RECIPE).is_file() or not wanted(key, {*_measured(record)}):
                 continue  # begun or finished here
-            for name in (n for n in files if n != last):
-                _write(folder / name, files[name])
             for name in record["milestones"]:
                 (folder / "milestones" / name).mkdir(parents=True, exist_ok=True)
-            os.utime(folder / "recipe.yaml", (record["began"], record["began"]))  # as locks see it
-            _write(folder / last, files[last])
+            for name in (n for n in files if n != RECIPE):
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_text(files[name], encoding="utf-8")
+            write_atomic(folder / RECIPE, files[RECIPE])  # last: a run without it is written anew
+            os.utime(folder / RECIPE, (record["began"], record["began"]))  # as locks see it
             self.restored.add(key)
             written += 1
         if written and console is not None:
@@ -89,7 +91,7 @@ class Records:
         files[METRICS] = "".join(json.dumps(line) + "\n" for line in held_out)
         record = {
             "key": folder.name,
-            "began": (folder / "recipe.yaml").stat().st_mtime,
+            "began": (folder / RECIPE).stat().st_mtime,
             "milestones": sorted(path.name for path in folder.glob("milestones/*")),
             "files": files,
         }
@@ -112,7 +114,7 @@ class Records:
             files = record["files"]
             names = [record["key"], *record["milestones"]]  # of folders
             plain = all(isinstance(name, str) and Path(name).name == name for name in names)
-            known = {"recipe.yaml", self.kept[-1]} <= {*files} <= {*self.kept, METRICS}
+            known = {RECIPE, self.kept[-1]} <= {*files} <= {*self.kept, METRICS}
             if not (plain and known and isinstance(record["began"], float)):
                 raise ValueError("unexpected fields")
             _measured(record)
@@ -127,8 +129,3 @@ class Records:
 def _measured(record: dict[str, Any]) -> dict[str, Any]:
     """Return what was measured of a recorded run, by name."""
     return dict(json.loads(record["files"].get(MEASURED, "{}")))
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")

@@ -142,8 +142,8 @@ def unchain_run(
     base = load_base(recipe.start)
     needles = WordNeedles(base.tokenizer, options.question_length, options.needles)
     held_out = _held_out(recipe, base, options.sequences)
-    if not (folder / RECIPE).is_file():
-        create_run(recipe, folder)
+    if not all((folder / name).is_file() for name in (RECIPE, START)):
+        create_run(recipe, folder, force=True)
     with exclusive_lock(folder / LOCK):
         if (folder / RESULTS).is_file():  # another process was faster
             return read_results(folder)

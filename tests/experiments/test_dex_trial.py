@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from scipy import stats
 
 from antiphase.analysis.before_after import BeforeAfterOptions, ModelScores
 from antiphase.attention.parts import depth_init
 from antiphase.experiments import dex_trial
 from antiphase.experiments.dex_plan import SEEDS, TUNING_SEED, DexPlan, trial_plan
 from antiphase.experiments.dex_rates import RateJob, tune_rates, tuning_table
-from antiphase.experiments.dex_tables import as_markdown, judged, verdict_rows
-from antiphase.experiments.dex_trial import ArmJob, lock_trial, run_trial
+from antiphase.experiments.dex_tables import as_markdown, judged, sequence_rows, verdict_rows
+from antiphase.experiments.dex_trial import ArmJob, _check_base, lock_trial, run_trial
 from antiphase.experiments.e14_dex import (
     ARMS,
     BENCHMARKS,
@@ -137,9 +138,11 @@ def planted(loss, score=0.5, operation=0.2, seeds=5):
     runs = []
     for _ in range(seeds):
         noise = random.normal(size=200) * 0.001
-        side = ModelScores(loss + noise, noise, noise, noise, noise, noise)
+        before, side = (
+            ModelScores(mean + noise, noise, noise, noise, noise, noise) for mean in (2.5, loss)
+        )
         scores = dict.fromkeys(BENCHMARKS, (0.5, score + noise[0]))
-        runs.append(ArmRun(side, side, np.full(200, operation), (0.5,), scores))
+        runs.append(ArmRun(before, side, np.full(200, operation), (0.5,), scores))
     return runs
 
 
@@ -227,6 +230,29 @@ def test_few_seeds_are_descriptive_and_a_failed_arm_is_not_run():
     for v in found:
         gone = "random heads" in v["predicts"] or "linear adapter" in v["predicts"]
         assert (v["verdict"] == "not run") == gone, v
+
+
+def test_a_difference_has_an_interval_over_sequences_too():
+    """Seeds that agree on an average over few sequences do not make it certain."""
+    runs, _ = verdicts(0.0)
+    gaps = np.random.default_rng(1).normal(size=200)
+    for run in runs[HELD.name]:
+        run.after.loss[:] -= gaps
+    rows = sequence_rows(measured_effects(runs), runs)["rows"]
+    over = {row[0]: row[1:] for row in rows}[f"{LOSS}: {LOWEST.name} minus {HELD.name}"]
+    half = stats.t.ppf(0.975, 199) * gaps.std(ddof=1) / 200**0.5
+    mean = gaps.mean()
+    assert over[1] == f"{mean:.4f} [{mean - half:.4f}, {mean + half:.4f}]"
+    low, high = map(float, over[0].split("[")[1][:-1].split(","))
+    assert high - low < half / 10
+
+
+def test_runs_of_different_base_models_raise():
+    runs, _ = verdicts(0.0)
+    _check_base(runs)
+    runs[LOWEST.name][1].before.loss[:] += 0.002
+    with pytest.raises(ValueError, match=r"base model: has a held-out loss of 2.*lowest entropy"):
+        _check_base(runs)
 
 
 # rates

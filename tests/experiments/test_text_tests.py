@@ -160,6 +160,10 @@ def test_a_model_without_weights_says_so(study, plan, tmp_path):
     assert Records(records.path, records.root).restore() == 1
     assert records.path.read_text() == complete
     restored = tmp_path / "trained" / run.name
+    (restored / "recipe.yaml").unlink()  # killed while it was written; then, with half of it there
+    (restored / "environment.json").unlink()
+    assert Records(records.path, records.root).restore() == 1
+    assert (restored / "environment.json").is_file()
     assert (restored / "recipe.yaml").stat().st_mtime == began  # what a lock is compared with
     model = TrainedModel("standard", TrainingRun(recipe), restored)
     assert model.run.finished(tmp_path / "trained")
