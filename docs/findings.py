@@ -174,8 +174,10 @@ def signed(name: str, number: int, effect: str, sign: int = 1) -> Callable[[], F
         said = "agrees" if low > 0 else "disagrees" if high < 0 else "undecided"
         judgement = next(iter(test.primary().values()))
         for prediction, judged in zip(test.predictions, test.judgements(), strict=True):
-            if str(prediction.effect) == effect and judged.void:
-                judgement, said = judged, word(judged)
+            if str(prediction.effect) == effect:
+                judgement = judged
+                if judged.verdict is Verdict.INVALID:
+                    said = word(judged)
         return Found(where(name, number, f"{effect} = {ours}"), gates(judgement), said)
 
     return find
@@ -281,7 +283,12 @@ CLAIMS = (
     Claim(
         "noise cancels in the output of heads",
         "expected by that hypothesis",
-        predicted("synthetic", 28, "rejection in the output of heads, dB: V1", "cancelling"),
+        predicted(
+            "synthetic",
+            28,
+            "rejection in the output of heads, dB: V1 minus its null (A2 of another example)",
+            "cancelling",
+        ),
     ),
     Claim(
         "lam learns the optimal weight",

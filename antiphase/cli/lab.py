@@ -112,6 +112,8 @@ def run(
         study = load_study(report)
         folder = out or report
         folder.mkdir(parents=True, exist_ok=True)
+        if folder != report:
+            study.save(folder)
         _show(study, folder, output)
     else:
         from antiphase.experiments.leases import LEASES, lease

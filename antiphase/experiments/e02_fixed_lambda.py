@@ -161,9 +161,17 @@ def best_weight(model: TrainedModel, null: bool = False) -> Numbers:
 def _best_lambda(models: TrainedModels) -> Table:
     """Return the learned lam beside lam*."""
     measures = (learned_weight, best_weight, partial(best_weight, null=True))
-    rows = [interval_row(V1.name, *(models.values(V1, measure) for measure in measures))]
+    means = [models.values(V1, measure) for measure in measures]
+    medians = [[np.array([np.median(values)]) for values in by_seed] for by_seed in means]
+    rows = [
+        interval_row(f"{V1.name}, mean over examples", *means),
+        interval_row(f"{V1.name}, median", *medians),
+    ]
     columns = ["", "lam", "lam*", "lam*, A2 of another example"]
-    note = "lam* removes most of A1's weights on irrelevant tokens, in squares."
+    note = (
+        "lam* removes most of A1's weights on irrelevant tokens, in squares. It is a ratio: an "
+        "example on whose irrelevant tokens A2 has next to nothing can move the mean."
+    )
     return Table(
         f"The lam that would remove most noise, {SYNTHETIC_STRESS.name}", columns, rows, note
     )

@@ -1,6 +1,5 @@
 """Test 3: whether training makes the two maps agree on the noise."""
 
-from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -98,12 +97,14 @@ class GradientsTest(Experiment):
         figures: list[Figure] = [
             Chart("Cosine of the gradients of paired projections", "step", "cosine", cosines),
             _lambda_chart(models, steps),
-            _gradient_norm_chart(models[V1]),
+            _gradient_norm_chart(models),
         ]
         rows = []
         for arm in self.arms:
             kept = models.milestones(arm) if arm in OVER_TRAINING else []
-            for step in (*kept[:1], *kept[len(kept) // 2 :][:1], None):
+            wanted = models[arm][0].run.recipe.milestones
+            first_and_middle = {*wanted[:1], *wanted[len(wanted) // 2 :][:1]}
+            for step in (*(step for step in kept if step in first_and_middle), None):
                 largest, smallest = (
                     models.values(arm, partial(hessian_eigenvalue, step=step, which=which))
                     for which in EIGENVALUES
@@ -138,13 +139,21 @@ def _lambda_chart(models: TrainedModels, steps: list[int]) -> Chart:
     return Chart("lam over training", "step", "lam", series)
 
 
-def _gradient_norm_chart(models: Sequence[TrainedModel]) -> Chart:
-    """Return the gradient norm over training, at the logged steps of each seed."""
-    series: dict[str, list[tuple[Any, Interval]]] = {}
-    for model in models:
-        lines = [line for line in read_metrics(model.folder) if "grad_norm" in line]
-        points = [(line["step"], _single(line["grad_norm"])) for line in lines]
-        series[f"seed {model.run.recipe.seed}"] = points
+def logged(model: TrainedModel, name: str) -> Numbers:
+    """Return a value of the lines that a run logged with its gradient norm."""
+    lines = [line for line in read_metrics(model.folder) if "grad_norm" in line]
+    return np.array([line[name] for line in lines])
+
+
+def _gradient_norm_chart(models: TrainedModels) -> Chart:
+    """Return the gradient norm of V1 over training, at the logged steps of each seed."""
+    steps, norms = (models.values(V1, partial(logged, name=n)) for n in ("step", "grad_norm"))
+    series: dict[str, list[tuple[Any, Interval]]] = {
+        f"seed {model.run.recipe.seed}": [
+            (int(step), _single(float(norm))) for step, norm in zip(*points, strict=True)
+        ]
+        for model, *points in zip(models[V1], steps, norms, strict=True)
+    }
     return Chart("Gradient norm, before clipping at 1", "step", "norm", series)
 
 

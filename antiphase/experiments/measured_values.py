@@ -51,7 +51,7 @@ def measured_values(
         compute: measures.
     """
     path = folder / MEASURED
-    stored: dict[str, Any] = _read(path)
+    stored = stored_values(folder)
     if name not in stored:
         values = np.asarray(compute(), dtype=np.float64)
         stored[name] = np.round(values, DIGITS).tolist()
@@ -59,10 +59,10 @@ def measured_values(
     return np.array(stored[name], dtype=np.float64)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def stored_values(folder: Path) -> dict[str, Any]:
     """Return what is stored; nothing if the file is damaged, so that it is measured again."""
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = json.loads((folder / MEASURED).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return stored if isinstance(stored, dict) else {}

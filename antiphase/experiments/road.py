@@ -22,7 +22,7 @@ from antiphase.experiments.engine import Engine, Job
 from antiphase.experiments.grids import final_loss
 from antiphase.experiments.measured_values import measured_values
 from antiphase.experiments.records import Records
-from antiphase.experiments.train_all import train_all
+from antiphase.experiments.train_all import longest_first, train_all
 from antiphase.experiments.trained_models import TrainedModel
 from antiphase.training import Recipe, criterion_of
 
@@ -185,7 +185,8 @@ def run_road(
             kept.add(job.folder(root))
 
     tuning = {pair: [run(*pair, lr, TUNING_SEED) for lr in rates] for pair in pairs}
-    train_all([r for runs in tuning.values() for r in runs], root, console, engine, record)
+    every = longest_first(r for runs in tuning.values() for r in runs)
+    train_all(every, root, console, engine, record)
     losses = {pair: [final_loss(r, root) for r in runs] for pair, runs in tuning.items()}
     best = {
         pair: rates[found.index(min(found))]
@@ -199,7 +200,7 @@ def run_road(
         _accuracy(by_key[job.key], root)
         record(job)
 
-    errors = train_all([*by_key.values()], root, console, engine, measure_and_record)
+    errors = train_all(longest_first(by_key.values()), root, console, engine, measure_and_record)
     results = []
     for pair in pairs:
         if pair not in best or any(r.key in errors for r in final[pair]):

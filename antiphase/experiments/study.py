@@ -55,7 +55,7 @@ from antiphase.experiments.study_records import (
     measuring,
     version_of,
 )
-from antiphase.experiments.train_all import duration, train_all
+from antiphase.experiments.train_all import duration, longest_first, train_all
 from antiphase.experiments.trained_models import TrainedModels
 from antiphase.experiments.training_tables import cost_table, training_tables
 from antiphase.experiments.tuning import chosen_settings, tune, tuning_table
@@ -125,7 +125,8 @@ def run_study(
     }
     if kept is not None:
         kept.restore_runs(chosen, runs)
-    by_seed = [run for group in zip(*runs.values(), strict=True) for run in group]
+    # seed by seed: as long as a seed is not complete, none of its runs is recorded
+    by_seed = [run for group in zip(*runs.values(), strict=True) for run in longest_first(group)]
     errors = train_all(by_seed, root, console, engine, kept.record_run if kept else None)
     with measuring(folder, console):
         results = _results(plan, chosen, runs, errors, folder, console)

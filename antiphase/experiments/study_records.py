@@ -18,8 +18,9 @@ from antiphase.experiments.engine import Job
 from antiphase.experiments.experiment import Experiment
 from antiphase.experiments.leases import LEASES, holders, lease
 from antiphase.experiments.lock import LOCK
+from antiphase.experiments.measured_values import stored_values
 from antiphase.experiments.records import Records
-from antiphase.experiments.trained_models import ListedMeasures, TrainedModels
+from antiphase.experiments.trained_models import ListedMeasures, TrainedModels, has_weights
 from antiphase.experiments.training_tables import training_tables
 
 MEASURES = "version 2"  # of training tables, claims and the example of attention; raised by hand
@@ -125,9 +126,15 @@ class StudyRecords:
             for run in (run for arm in test.arms for run in runs[arm.name]):
                 needed[run.key].add(measured_as(number, test))
 
-        def wanted(key: str, measured: set[str]) -> bool:
+        def wanted(key: str, measured: Iterable[str]) -> bool:
             return key in needed and needed[key] <= {n.partition(": ")[0] for n in measured}
 
+        for key in needed:  # taken for other tests, of which fewer were measured
+            folder = self.root / key
+            finished = (folder / "model" / "config.json").is_file()
+            lost = finished and not has_weights(folder / "model")
+            if lost and not wanted(key, stored_values(folder)):
+                shutil.rmtree(folder)
         self._records.restore(wanted, self.console)
 
     def record_run(self, ended: Job) -> None:

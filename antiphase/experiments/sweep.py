@@ -22,7 +22,7 @@ from rich.console import Console
 
 from antiphase.experiments.arms import TrainingRun
 from antiphase.experiments.engine import Engine
-from antiphase.experiments.train_all import train_all
+from antiphase.experiments.train_all import longest_first, train_all
 from antiphase.training.recipe import Recipe, change_settings
 
 SEEDS = "seeds"
@@ -116,7 +116,7 @@ def run_sweep(
     """
     root = folder / "trained"
     runs = list({run.key: run for run in map(TrainingRun, recipes)}.values())
-    errors = train_all(runs, root, console, engine)
+    errors = train_all(longest_first(runs), root, console, engine)
     return Sweep(
         [run.folder(root) for run in runs if run.finished(root)],
         {f"{run.title} ({run.key})": errors[run.key] for run in runs if run.key in errors},

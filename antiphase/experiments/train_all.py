@@ -1,9 +1,10 @@
 """Train what is missing: jobs to an engine, with a live display of their progress."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -14,6 +15,7 @@ from antiphase.experiments.engine import Engine, Job
 from antiphase.experiments.leases import LEASES, StallWatch, holders, patience
 from antiphase.experiments.local_pool import LocalEngine
 
+J = TypeVar("J", bound=Job)
 TICK = 0.5  # seconds between two updates of the display
 
 
@@ -30,7 +32,7 @@ def train_all(
     lease and continues from its last checkpoint.
 
     Args:
-        jobs: may repeat; jobs of the same key are one.
+        jobs: in the order in which they begin; may repeat, jobs of the same key are one.
         root: folder of all runs; for an engine of several machines, shared by them.
         console: where progress is shown.
         engine: default: all cores of this machine.
@@ -61,13 +63,18 @@ def train_all(
             highlight=False,
             soft_wrap=True,
         )
-    # the longest first; what others train last, so that no worker waits for it before it must
-    todo = sorted(unfinished.values(), key=lambda job: (job.key in elsewhere, -job.cost))
+    # what others train comes last, so that no worker waits for it before it must
+    todo = sorted(unfinished.values(), key=lambda job: job.key in elsewhere)
     engine = engine or LocalEngine()
     try:
         return _perform(todo, root, console, engine, after_each)
     finally:
         engine.cancel()
+
+
+def longest_first(jobs: Iterable[J]) -> list[J]:
+    """Return jobs in the order that leaves the least idle time at the end."""
+    return sorted(jobs, key=lambda job: -job.cost)
 
 
 def _perform(

@@ -55,13 +55,14 @@ class TrainedModel:
         return dataset(recipe.changed(task_options=condition.task_options(recipe)), split, size)
 
 
-def _has_weights(path: Path) -> bool:
+def has_weights(path: Path) -> bool:
+    """Return whether a model's folder has them: those of a recorded run stay where it trained."""
     return any(path.glob("*.safetensors"))
 
 
 @lru_cache(maxsize=64)  # loading a small model takes longer than most measurements of it
 def _load(path: Path) -> AntiphaseForCausalLM:
-    if not _has_weights(path):
+    if not has_weights(path):
         raise FileNotFoundError(
             f"{path}: has no weights; the run is one of --records, which keep none. Remove its "
             "folder, and its line there, to train it again"
@@ -119,7 +120,7 @@ class TrainedModels:
     def have_weights(self, *arms: Arm) -> bool:
         """Return whether every model of these arms is trained, and its weights are here."""
         return all(
-            arm in self and all(_has_weights(model.folder / "model") for model in self[arm])
+            arm in self and all(has_weights(model.folder / "model") for model in self[arm])
             for arm in arms
         )
 

@@ -16,7 +16,7 @@ from antiphase.experiments.arms import Arm, Settings, TrainingRun, arm_recipe
 from antiphase.experiments.engine import Engine, Job
 from antiphase.experiments.experiment import Cell, Table
 from antiphase.experiments.grids import CENTRE, SQUARE, ArmTuning, Grid
-from antiphase.experiments.train_all import train_all
+from antiphase.experiments.train_all import longest_first, train_all
 from antiphase.training import Recipe
 
 
@@ -54,7 +54,8 @@ def tune(
             [TrainingRun(length(arm_recipe(shared, arm, s)).changed(seed=seed)) for seed in seeds]
             for arm, s in wanted
         ]
-        train_all([run for group in runs for run in group], root, console, engine, ended)
+        every = longest_first(run for group in runs for run in group)
+        train_all(every, root, console, engine, ended)
         return [sum(grid.loss(run, root) for run in group) / len(group) for group in runs]
 
     def ended(run: Job) -> None:

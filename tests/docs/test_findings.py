@@ -35,6 +35,10 @@ def test_every_claim_finds_its_prediction_once_its_study_has_run(findings, monke
 
     real = findings.result
     monkeypatch.setattr(findings, "result", planted)
+    without_norm = f"accuracy: V1 without head norm minus standard, {findings.SYNTHETIC_STRESS}"
+    by_sign = findings.signed("synthetic", 25, without_norm, -1)()
+    assert by_sign.word == "not tested: a gate failed"  # of this effect: 0.5 is no learned task
+    assert "learned failed (0.5)" in by_sign.gates
     words = [claim.find().word for claim in findings.CLAIMS if claim.find is not findings.dex]
     assert "not tested: not run yet" not in words
 

@@ -330,6 +330,14 @@ def test_the_terminal_says_if_no_published_study_ships(tmp_path, monkeypatch):
     assert "No other published study is shown beside it." in shown.output
 
 
+def test_a_report_elsewhere_has_the_numbers_too(tmp_path):
+    (tmp_path / "study").mkdir()
+    small_study(result(1)).save(tmp_path / "study")
+    shown = invoke("lab", "--report", str(tmp_path / "study"), "--out", str(tmp_path / "published"))
+    assert shown.exit_code == 0, shown.output
+    assert load_study(tmp_path / "published").results == load_study(tmp_path / "study").results
+
+
 def test_charts_show_the_value_of_each_seed():
     points = [("V1", student_t([0.1, 0.3])), ("V2", student_t([0.2, 0.2]))]
     drawn = plotly_figure(Chart("c", "", "y", {"one": points}, "bars"), seeds=[7, 8])

@@ -148,6 +148,36 @@ def test_a_recorded_run_that_a_test_has_not_measured_is_trained_again(plan, tmp_
     assert "3 runs, 0 of them to train" in said
 
 
+def test_a_recorded_run_taken_for_some_tests_is_trained_again_for_more(plan, tmp_path):
+    """A part of a study, then the whole: runs without weights cannot be measured for the rest."""
+    records, one = tmp_path / "runs.jsonl", replace(plan, seeds=plan.seeds[:1])
+    run_small(replace(one, tests=(19,)), tmp_path / "first", records)
+    second = tmp_path / "second"
+    _, said = run_small(replace(one, tests=(19,)), second, records)
+    assert "3 finished runs taken from" in said
+    found, said = run_small(replace(one, tests=(19, 20)), second, records)
+    assert "3 runs, 3 of them to train" in said
+    undisturbed, _ = run_small(replace(one, tests=(19, 20)), tmp_path / "third")
+    assert found.results == undisturbed.results
+
+
+def test_runs_begin_seed_by_seed(plan, tmp_path):
+    """A seed is recorded when it is complete; the longest run of each comes first."""
+    began = []
+
+    class Listed(InProcess):
+        def submit(self, job, root):
+            began.append((job.recipe.seed, -job.cost))
+            super().submit(job, root)
+
+    run_small(replace(plan, tests=(19,)), tmp_path, None, Listed())
+    seeds = [seed for seed, _ in began if seed in plan.seeds]
+    assert seeds == sorted(seeds, key=plan.seeds.index)
+    assert len(seeds) == 3 * len(plan.seeds)
+    by_cost = [job for job in began if job[0] in plan.seeds]
+    assert by_cost == sorted(by_cost)
+
+
 def test_a_model_without_weights_says_so(study, plan, tmp_path):
     _, folder = study
     recipe = arm_recipe(plan.recipe, STANDARD, Settings(plan.recipe.lr)).changed(seed=0)
