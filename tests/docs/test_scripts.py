@@ -131,14 +131,16 @@ def test_the_ladders_controls_are_those_of_the_script(tmp_path):
     assert f"{own - losses['standard'][210]:+.3f}" in table
 
 
-def test_the_controls_of_heads_and_lam_change_nothing_else():
-    more, fewer, half, none = script("ladder_controls").CONTROLS["nano"].every
+def test_the_controls_of_nano_change_nothing_else():
+    more, fewer, half, none, slower, gated = script("ladder_controls").CONTROLS["nano"].every
     assert more.run(220).recipe.model["num_attention_heads"] == 8
     assert fewer.versus == ("V1", "standard", more.name)
     own = {"attention_options": {"lam": 0.5}, "lr": 8e-3, "seed": 220}
     tuned = half.run(220).recipe.as_dict()
     assert {name: tuned[name] for name in own} == own
     assert none.run(220).recipe.attention_options == {"lam": 0.0}
+    assert slower.run(220).recipe.model["initialisation"] == "published"
+    assert (slower.run(220).recipe.lr, gated.run(220).recipe.lr) == (4e-3, 8e-3)
 
 
 def test_the_page_has_the_tables_of_the_settings():
