@@ -132,7 +132,8 @@ def test_the_ladders_controls_are_those_of_the_script(tmp_path):
 
 
 def test_the_controls_of_nano_change_nothing_else():
-    more, fewer, half, none, slower, gated = script("ladder_controls").CONTROLS["nano"].every
+    scale, more, fewer, half, none, slower, gated = script("ladder_controls").CONTROLS["nano"].every
+    assert scale.run(220).recipe.model["branch_scale"] == 2.0
     assert more.run(220).recipe.model["num_attention_heads"] == 8
     assert fewer.versus == ("V1", "standard", more.name)
     own = {"attention_options": {"lam": 0.5}, "lr": 8e-3, "seed": 220}
