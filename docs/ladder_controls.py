@@ -18,13 +18,15 @@ descriptive. Finished runs are kept without their weights in the study's `contro
 
 import argparse
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from antiphase.analysis.statistics import Interval
+from antiphase.analysis.statistics import Interval, student_t
 from antiphase.experiments.arms import (
     GATED,
     STANDARD,
@@ -40,17 +42,22 @@ from antiphase.experiments.e20_ladder import LOSS
 from antiphase.experiments.e21_start import STARTS, started
 from antiphase.experiments.engine import Job
 from antiphase.experiments.local_pool import LocalEngine
-from antiphase.experiments.measured_values import measured_values
+from antiphase.experiments.measured_values import measured_values, stored_values
+from antiphase.experiments.model_measurements import Numbers
 from antiphase.experiments.plans import LADDER_NANO
 from antiphase.experiments.records import Records
 from antiphase.experiments.results import load_study
-from antiphase.experiments.text_measurements import held_out_loss
+from antiphase.experiments.text_measurements import held_out_loss, loss_on_hits, loss_on_rest
 from antiphase.experiments.train_all import train_all
-from antiphase.experiments.trained_models import TrainedModel
+from antiphase.experiments.trained_models import TrainedModel, has_weights
 from antiphase.markdown import markdown_table
 
 LADDER = Path(__file__).parent / "results" / "ladder"
-MEASURED = "control: held-out loss"
+MEASURED: dict[str, Callable[[TrainedModel], Numbers]] = {  # by the columns of test 21
+    "loss": held_out_loss,
+    "on recall hits": loss_on_hits,
+    "on the rest": loss_on_rest,
+}
 (PUBLISHED,) = STARTS
 SCALED = {"initialisation": "published", "scale_embedding": True}
 
@@ -157,10 +164,22 @@ CONTROLS = {
 }
 
 
-def loss(run: TrainingRun, root: Path) -> float:
-    """Return the held-out loss of a finished run, measured once."""
+def losses(run: TrainingRun, root: Path) -> dict[str, float]:
+    """Return the held-out losses of a finished run, each measured once.
+
+    Runs without weights have those that were measured where they were trained.
+    """
     model = TrainedModel("control", run, run.folder(root))
-    return float(measured_values(model.folder, MEASURED, lambda: held_out_loss(model)).mean())
+    kept = stored_values(model.folder)
+    return {
+        name: float(measured_values(model.folder, _kept_as(name), partial(measure, model)).mean())
+        for name, measure in MEASURED.items()
+        if _kept_as(name) in kept or has_weights(model.folder / "model")
+    }
+
+
+def _kept_as(name: str) -> str:
+    return "control: held-out loss" if name == "loss" else f"control: {name}"
 
 
 def train(controls: Controls, root: Path, workers: int | None) -> None:
@@ -171,7 +190,7 @@ def train(controls: Controls, root: Path, workers: int | None) -> None:
 
     def measure(job: Job) -> None:
         assert isinstance(job, TrainingRun)
-        loss(job, root)
+        losses(job, root)
         records.add(job.folder(root))
 
     runs = [c.run(seed) for c in controls.every for seed in controls.seeds[: c.seeds]]
@@ -179,37 +198,55 @@ def train(controls: Controls, root: Path, workers: int | None) -> None:
         print(f"{key}: {fault}")
 
 
-def losses_of_study(folder: Path) -> dict[str, dict[int, float]]:
-    """Return the losses of the study's arms by seed, from the tables of tests 11 and 21."""
+BySeed = dict[int, dict[str, float]]
+"""Losses of an arm by seed and name."""
+
+
+def losses_of_study(folder: Path) -> dict[str, BySeed]:
+    """Return the losses of the study's arms, from the tables of tests 11 and 21."""
     study = load_study(folder)
-    found: dict[str, dict[int, float]] = {}
-    for number, column in ((11, LOSS), (21, "loss")):
+    found: dict[str, BySeed] = {}
+    for number, columns in ((11, {LOSS: "loss"}), (21, {name: name for name in MEASURED})):
         table = next(result for result in study.results if result.number == number).tables[0]
         for row in table.rows:
-            cell = row[table.columns.index(column)]
-            assert isinstance(cell, Interval)
-            assert cell.by_seed is not None
-            found[str(row[0])] = dict(zip(study.seeds, cell.by_seed, strict=True))
+            arm = found.setdefault(str(row[0]), {seed: {} for seed in study.seeds})
+            for column, name in columns.items():
+                cell = row[table.columns.index(column)]
+                assert isinstance(cell, Interval)
+                assert cell.by_seed is not None
+                for seed, value in zip(study.seeds, cell.by_seed, strict=True):
+                    arm[seed][name] = value
     return found
 
 
 def table(controls: Controls, root: Path) -> str:
     """Return the losses of the controls that are kept, and differences to runs of the same seed."""
-    losses = losses_of_study(controls.folder)
+    found = losses_of_study(controls.folder)
     for control in controls.every:
         runs = {seed: control.run(seed) for seed in controls.seeds}
-        own = {seed: loss(run, root) for seed, run in runs.items() if run.finished(root)}
-        losses[control.name] = own
+        found[control.name] = {
+            seed: losses(run, root) for seed, run in runs.items() if run.finished(root)
+        }
     rows = []
     for control in controls.every:
-        own = losses[control.name]
-        values = ", ".join(f"{value:.3f}" for value in own.values())
+        own = found[control.name]
+        values = ", ".join(f"{of_seed['loss']:.3f}" for of_seed in own.values())
         for versus in control.versus if own else ():
-            gaps = ", ".join(
-                f"{own[seed] - losses[versus][seed]:+.3f}" for seed in own if seed in losses[versus]
-            )
-            rows.append([control.name, ", ".join(map(str, own)), values, versus, gaps])
-    return markdown_table(["control", "seeds", "loss", "minus", "difference"], rows)
+            gaps = [_gaps(own, found[versus], name) for name in MEASURED]
+            rows.append([control.name, ", ".join(map(str, own)), values, versus, *gaps])
+    columns = ["control", "seeds", "loss", "minus", "difference"]
+    return markdown_table([*columns, *list(MEASURED)[1:]], rows)
+
+
+def _gaps(own: BySeed, other: BySeed, name: str) -> str:
+    """Return differences by seed, and their interval from three seeds on."""
+    gaps = [
+        own[seed][name] - other[seed][name]
+        for seed in own
+        if name in own[seed] and name in other.get(seed, {})
+    ]
+    text = ", ".join(f"{gap:+.3f}" for gap in gaps)
+    return text if len(gaps) < 3 else f"{text}: {student_t(gaps)}"
 
 
 def main() -> None:

@@ -127,8 +127,8 @@ def test_the_ladders_controls_are_those_of_the_script(tmp_path):
     script_.Records(controls.records, tmp_path).restore()
     table = script_.table(controls, tmp_path)
     losses = script_.losses_of_study(controls.folder)
-    own = script_.loss(controls.every[0].run(210), tmp_path)
-    assert f"{own - losses['standard'][210]:+.3f}" in table
+    own = script_.losses(controls.every[0].run(210), tmp_path)
+    assert f"{own['loss'] - losses['standard'][210]['loss']:+.3f}" in table
 
 
 def test_the_controls_of_nano_change_nothing_else():
