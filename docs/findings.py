@@ -33,7 +33,7 @@ BEGIN, END = "<!-- claims: python docs/findings.py -->", "<!-- end of claims -->
 FOLDERS = {
     "primary": PUBLISHED,
     "synthetic": DOCS / "results" / "synthetic",
-    "ladder-nano": DOCS / "results" / "ladder" / "nano-short-tuning",  # withdrawn
+    "ladder-nano": DOCS / "results" / "ladder" / "nano",
     "ladder-micro": DOCS / "results" / "ladder" / "micro",
 }
 DEX = DOCS / "results" / "unchain" / "controls.json"
