@@ -5,7 +5,9 @@
     python docs/ladder_controls.py --of nano-short-tuning   # those of the withdrawn study
 
 - `nano`: short runs chose the branch scale of standard attention among settings that had hardly
-  begun to attend; is another one better after the full length? Does V1 have too few heads at this
+  begun to attend; is another one better after the full length? In two of its five seeds (221, 223)
+  its attention branch outgrows the stream within the 50 steps of warm-up; does a longer one help
+  these, and does it help V1, whose head norm bounds the branch? Does V1 have too few heads at this
   size (2, where standard attention has 4), or does its lam learn at too high a rate? And are rates
   that were best on the tuning seed, but close to those that diverge, too high for V2 with the
   published start and for gated attention?
@@ -50,6 +52,7 @@ from antiphase.experiments.results import load_study
 from antiphase.experiments.text_measurements import held_out_loss, loss_on_hits, loss_on_rest
 from antiphase.experiments.train_all import train_all
 from antiphase.experiments.trained_models import TrainedModel, has_weights
+from antiphase.experiments.training_tables import attention_ratio
 from antiphase.markdown import markdown_table
 
 LADDER = Path(__file__).parent / "results" / "ladder"
@@ -58,6 +61,7 @@ MEASURED: dict[str, Callable[[TrainedModel], Numbers]] = {  # by the columns of 
     "on recall hits": loss_on_hits,
     "on the rest": loss_on_rest,
 }
+EARLY = "attention over stream, step 50"
 (PUBLISHED,) = STARTS
 SCALED = {"initialisation": "published", "scale_embedding": True}
 
@@ -71,14 +75,14 @@ class Control:
         arm: of the control.
         settings: learning rate and branch scale.
         versus: the arms of the study, or other controls, that it is compared with.
-        seeds: how many of the study's it has.
+        seeds: of the study; none: its first two.
     """
 
     name: str
     arm: Arm
     settings: Settings
     versus: tuple[str, ...]
-    seeds: int = 2
+    seeds: tuple[int, ...] = ()
 
     def run(self, seed: int) -> TrainingRun:
         """Return its run of a seed."""
@@ -87,7 +91,7 @@ class Control:
         )
 
 
-def _at_rate(lr: float, arm: Arm, branch_scale: float = 1.0, seeds: int = 2) -> Control:
+def _at_rate(lr: float, arm: Arm, branch_scale: float = 1.0, *seeds: int) -> Control:
     """Return an arm at another rate or branch scale."""
     settings = Settings(lr, branch_scale)
     versus = tuple(dict.fromkeys((STANDARD.name, arm.name)))
@@ -106,6 +110,15 @@ def _with_heads(arm: Arm, heads: int, settings: Settings, *versus: str) -> Contr
     changed = replace(arm, changes={"model": {"num_attention_heads": heads}})
     own = heads // 2 if arm == V1 else heads
     return Control(f"{arm.name}, {own} heads", changed, settings, (arm.name, *versus))
+
+
+def _warm_up(arm: Arm, steps: int, settings: Settings, *seeds: int) -> Control:
+    """Return an arm whose learning rate rises in more steps than the 50 of the study."""
+    changed = replace(arm, changes={"warmup": float(steps)})
+    versus = tuple(dict.fromkeys((arm.name, STANDARD.name)))
+    name = f"{arm.name}, warm-up of {steps} steps"
+    against = (f"{STANDARD.name}, warm-up of {steps} steps",) if arm != STANDARD else ()
+    return Control(name, changed, settings, (*versus, *against), seeds)
 
 
 def _fixed_lam(lam: float, settings: Settings) -> Control:
@@ -139,7 +152,9 @@ CONTROLS = {
         LADDER / "nano",
         LADDER_NANO.seeds,
         (
-            _at_rate(8e-3, STANDARD, 2.0, seeds=5),
+            _at_rate(8e-3, STANDARD, 2.0, *LADDER_NANO.seeds),
+            _warm_up(STANDARD, 400, TUNED, *LADDER_NANO.seeds),
+            _warm_up(V1, 400, TUNED_V1, *LADDER_NANO.seeds),
             _with_heads(STANDARD, 8, TUNED),
             _with_heads(V1, 8, TUNED_V1, STANDARD.name, f"{STANDARD.name}, 8 heads"),
             _fixed_lam(0.5, TUNED_V1),
@@ -164,16 +179,17 @@ CONTROLS = {
 }
 
 
-def losses(run: TrainingRun, root: Path) -> dict[str, float]:
-    """Return the held-out losses of a finished run, each measured once.
+def measured(run: TrainingRun, root: Path) -> dict[str, float]:
+    """Return what is measured of a finished run, once: losses, and `EARLY`.
 
-    Runs without weights have those that were measured where they were trained.
+    Runs without weights have what was measured where they were trained.
     """
     model = TrainedModel("control", run, run.folder(root))
     kept = stored_values(model.folder)
+    every = {**MEASURED, EARLY: partial(attention_ratio, step=50)}
     return {
         name: float(measured_values(model.folder, _kept_as(name), partial(measure, model)).mean())
-        for name, measure in MEASURED.items()
+        for name, measure in every.items()
         if _kept_as(name) in kept or has_weights(model.folder / "model")
     }
 
@@ -190,10 +206,10 @@ def train(controls: Controls, root: Path, workers: int | None) -> None:
 
     def measure(job: Job) -> None:
         assert isinstance(job, TrainingRun)
-        losses(job, root)
+        measured(job, root)
         records.add(job.folder(root))
 
-    runs = [c.run(seed) for c in controls.every for seed in controls.seeds[: c.seeds]]
+    runs = [c.run(seed) for c in controls.every for seed in c.seeds or controls.seeds[:2]]
     for key, fault in train_all(runs, root, Console(), LocalEngine(workers), measure).items():
         print(f"{key}: {fault}")
 
@@ -225,7 +241,7 @@ def table(controls: Controls, root: Path) -> str:
     for control in controls.every:
         runs = {seed: control.run(seed) for seed in controls.seeds}
         found[control.name] = {
-            seed: losses(run, root) for seed, run in runs.items() if run.finished(root)
+            seed: measured(run, root) for seed, run in runs.items() if run.finished(root)
         }
     rows = []
     for control in controls.every:
@@ -233,9 +249,13 @@ def table(controls: Controls, root: Path) -> str:
         values = ", ".join(f"{of_seed['loss']:.3f}" for of_seed in own.values())
         for versus in control.versus if own else ():
             gaps = [_gaps(own, found[versus], name) for name in MEASURED]
-            rows.append([control.name, ", ".join(map(str, own)), values, versus, *gaps])
-    columns = ["control", "seeds", "loss", "minus", "difference"]
-    return markdown_table([*columns, *list(MEASURED)[1:]], rows)
+            early = ", ".join(
+                f"{of_seed[EARLY]:.2f}" for of_seed in own.values() if EARLY in of_seed
+            )
+            seeds = ", ".join(map(str, own))
+            rows.append([control.name, seeds, values, versus, *gaps, early])
+    columns = ["control", "seeds", "loss", "minus", "difference", *list(MEASURED)[1:], EARLY]
+    return markdown_table(columns, rows)
 
 
 def _gaps(own: BySeed, other: BySeed, name: str) -> str:

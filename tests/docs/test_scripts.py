@@ -127,12 +127,14 @@ def test_the_ladders_controls_are_those_of_the_script(tmp_path):
     script_.Records(controls.records, tmp_path).restore()
     table = script_.table(controls, tmp_path)
     losses = script_.losses_of_study(controls.folder)
-    own = script_.losses(controls.every[0].run(210), tmp_path)
+    own = script_.measured(controls.every[0].run(210), tmp_path)
     assert f"{own['loss'] - losses['standard'][210]['loss']:+.3f}" in table
 
 
 def test_the_controls_of_nano_change_nothing_else():
-    scale, more, fewer, half, none, slower, gated = script("ladder_controls").CONTROLS["nano"].every
+    controls = script("ladder_controls").CONTROLS["nano"].every
+    scale, warm, warm_v1, more, fewer, half, none, slower, gated = controls
+    assert warm.run(221).recipe.warmup == warm_v1.run(221).recipe.warmup == 400
     assert scale.run(220).recipe.model["branch_scale"] == 2.0
     assert more.run(220).recipe.model["num_attention_heads"] == 8
     assert fewer.versus == ("V1", "standard", more.name)
