@@ -8,6 +8,7 @@ import torch
 
 from antiphase.experiments.arms import Settings, arm_recipe
 from antiphase.experiments.plans import PLANS
+from antiphase.experiments.results import load_study
 from antiphase.models import AntiphaseForCausalLM, preset
 from tests.docs.pages import script, text
 
@@ -129,6 +130,14 @@ def test_the_ladders_controls_are_those_of_the_script(tmp_path):
     losses = script_.losses_of_study(controls.folder)
     own = script_.measured(controls.every[0].run(210), tmp_path)
     assert f"{own['loss'] - losses['standard'][210]['loss']:+.3f}" in table
+
+
+def test_the_picture_of_early_growth_has_every_run():
+    early = script("ladder_early")
+    found = early.points(load_study(early.FOLDER))
+    assert len(found) == 8
+    assert {len(own) for own in found.values()} == {5}
+    assert found["standard"][1] == pytest.approx((7.07, 3.633), abs=0.01)
 
 
 def test_the_controls_of_nano_change_nothing_else():
