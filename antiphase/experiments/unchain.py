@@ -143,7 +143,7 @@ def unchain_run(
     needles = WordNeedles(base.tokenizer, options.question_length, options.needles)
     held_out = _held_out(recipe, base, options.sequences)
     if not all((folder / name).is_file() for name in (RECIPE, START)):
-        create_run(recipe, folder, force=True)
+        create_run(recipe, folder, force=(folder / RECIPE).is_file())  # a record's, without a model
     with exclusive_lock(folder / LOCK):
         if (folder / RESULTS).is_file():  # another process was faster
             return read_results(folder)

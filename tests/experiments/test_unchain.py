@@ -94,6 +94,17 @@ def test_benchmarks_are_evaluated_before_and_after(recipe, tmp_path, monkeypatch
     assert unchain_run(recipe, options, tmp_path / "run") == results
 
 
+def test_a_recorded_run_whose_results_were_deleted_is_done_again(recipe, tmp_path):
+    """Of a record there are a recipe and results, but nothing that training could resume from."""
+    first = unchain_run(recipe, OPTIONS, tmp_path / "run", quiet=True, keep_model=False)
+    recorded = tmp_path / "recorded"
+    recorded.mkdir()
+    (recorded / "recipe.yaml").write_text((tmp_path / "run" / "recipe.yaml").read_text())
+    again = unchain_run(recipe, OPTIONS, recorded, quiet=True, keep_model=False)
+    assert again["after"] == first["after"]
+    assert again["trained_parameters"] == first["trained_parameters"] > 0
+
+
 def test_the_adapter_of_a_run_is_its_model(recipe, tmp_path):
     unchain_run(recipe, OPTIONS, tmp_path / "run", quiet=True)
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
